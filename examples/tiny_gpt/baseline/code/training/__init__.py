@@ -1,0 +1,1 @@
+"""Arguments, loss, optimizer and training loop."""

@@ -1,0 +1,1 @@
+"""Corpus, dataset and batches."""

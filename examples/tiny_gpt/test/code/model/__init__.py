@@ -1,0 +1,1 @@
+"""The GPT model and its layers."""

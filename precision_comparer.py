@@ -1,0 +1,6567 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = [
+#     "openpyxl>=3.1",
+#     "pandas>=2.0",
+#     "pydantic>=2.6",
+#     "python-calamine>=0.2",
+#     "rich>=13.0",
+# ]
+# ///
+"""PrecisionComparer: name the first line of model code at which two trainings part.
+
+An engineer has a trusted *baseline* training and a *test* training that should match it, and the loss or the grad norm
+differs.  This script runs both, compares the curves, and if they differ locates the first statement whose inputs agree and
+whose outputs do not:
+
+    load config -> connect both sides -> launch both trainings -> wait for "training success" -> parse loss and grad norm
+    -> compare -> (agree: done) -> msprobe compare -> first inconsistent tensor -> stack -> read the code line
+    -> inject prints -> rerun -> diff the prints -> narrow -> report
+
+Sections, in the order in which data flows:
+
+    1. Errors and console
+    2. Data that flows between the stages
+    3. Configuration and command line
+    4. Hosts
+    5. Training runs
+    6. Metrics
+    7. msprobe
+    8. Reading the user's code
+    9. Injection
+    10. Prints: parse, align, compare
+    11. Narrowing
+    12. Report
+    13. Pipeline
+
+Run it as
+
+    python precision_comparer.py
+    python precision_comparer.py --config custom_config.json --max-iterations 20 --tolerance 0.0005
+    python precision_comparer.py max_iterations=20 tolerance=0.0005
+
+Exit codes: 0 consistent, 1 inconsistent and located, 4 inconsistent and not located, 2 bad config or usage,
+3 a training, a connection or msprobe failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import bisect
+import codecs
+import collections
+import contextlib
+import copy
+import dataclasses
+import difflib
+import enum
+import errno
+import functools
+import glob
+import hashlib
+import importlib.util
+import inspect
+import io
+import itertools
+import json
+import math
+import os
+import random
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tokenize
+import types
+import typing
+import uuid
+import warnings
+import weakref
+import zlib
+from array import array
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, Protocol
+
+import pydantic
+from rich.console import Console
+
+__version__ = "0.1.0"
+
+# ======================================================================================================================
+# 1. Errors and console
+# ======================================================================================================================
+
+EXIT_CONSISTENT, EXIT_LOCATED, EXIT_USAGE, EXIT_FAILED, EXIT_NOT_LOCATED, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+class PrecisionError(Exception):
+    """A failure that the user can act on: what went wrong, what to do about it, and the exit code it ends in."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+    def __str__(self) -> str:
+        return f"{self.message}{'。' if self.hint and self.message[-1:] not in '。！？' else ''}{self.hint}"
+
+
+class ConfigError(PrecisionError):
+    """The configuration or the command line cannot be used (exit 2)."""
+
+    exit_code = EXIT_USAGE
+
+
+class HostError(PrecisionError):
+    """A host cannot be reached, or a file on it cannot be read or written (exit 3)."""
+
+
+class RunError(PrecisionError):
+    """A training failed, stalled, timed out, or left no usable log (exit 3)."""
+
+
+class MsprobeError(PrecisionError):
+    """msprobe is absent or failed, or a dump cannot be used (exit 3 only where nothing else can be done)."""
+
+
+class Terminal:
+    """Everything the user reads: the terminal and a complete copy in `console.log`; secrets are masked in both."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.secrets: set[str] = set()
+        self.warnings: list[str] = []
+        self._log: Any = None
+        self._early: list[str] = []
+
+    def open_log(self, path: Path) -> None:
+        """Start `console.log` at `path`; what was said before is written first."""
+        self._log = path.open("a", encoding="utf-8")
+        for text in self._early:
+            self._write_log(text)
+
+    def redact(self, text: str) -> str:
+        """Mask every known secret in `text`."""
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, "******")
+        return text
+
+    def log(self, text: str) -> None:
+        """Write `text` to `console.log` only."""
+        text = self.redact(text)
+        self._write_log(text) if self._log else self._early.append(text)
+
+    def _write_log(self, text: str) -> None:
+        self._log.write(text + "\n")
+        self._log.flush()
+
+    def say(self, text: str = "", style: str | None = None) -> None:
+        """Show one piece of text."""
+        self.log(text)
+        self.console.print(self.redact(text), style=style, markup=False)
+
+    def rule(self, title: str, width: int = 60) -> None:
+        """Show a title between two rules, as in the sample of the mission."""
+        self.say(f"{'=' * width}\n{title}\n{'=' * width}")
+
+    def stage(self, number: int, total: int, text: str) -> None:
+        """Open a stage: `[1/6] text`."""
+        self.say(f"\n[{number}/{total}] {text}", style="bold")
+
+    def progress(self, text: str) -> None:
+        """Show where something long is; on a terminal the line is overwritten by the next one."""
+        self.log(text)
+        if self.console.is_terminal:
+            self.console.print(self.redact(text), end="\r", markup=False, overflow="ellipsis", no_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Show a warning once and keep it for the report."""
+        if text not in self.warnings:
+            self.warnings.append(self.redact(text))
+            self.say(f"警告: {text}", style="yellow")
+
+
+terminal = Terminal()
+
+REASONS = {errno.ENOENT: "文件不存在", errno.EACCES: "没有权限", errno.EPERM: "没有权限", errno.ENOSPC: "磁盘空间不足",
+           errno.EROFS: "文件系统是只读的", errno.EISDIR: "它是文件夹", errno.ENOTDIR: "上级路径不是文件夹", errno.EDQUOT: "磁盘配额已用完"}
+
+
+def reason_of(error: OSError) -> str:
+    """Why the operating system refused, in the user's language where it is a common reason."""
+    return REASONS.get(error.errno, error.strerror or str(error))
+
+
+# ======================================================================================================================
+# 2. Data that flows between the stages
+# ======================================================================================================================
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two trainings: its name, its part of the configuration, and the host on which it runs."""
+
+    name: Literal["baseline", "test"]
+    config: "SideConfig"
+    host: "Host"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a call stack as msprobe recorded it, `file` as it was on the training machine."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+# ======================================================================================================================
+# 3. Configuration and command line
+# ======================================================================================================================
+
+
+
+class Section(pydantic.BaseModel):
+    """Base of all configuration sections: unknown keys are errors, so that a misspelt one is never silently ignored."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
+class SshConfig(Section):
+    """How to reach a remote side."""
+
+    host: str
+    username: str = ""
+    port: int = pydantic.Field(22, ge=1, le=65535)
+    password: str | None = None
+    password_env: str | None = None
+    key_filename: str | None = None
+    known_hosts: str | None = None
+    host_key_policy: Literal["reject", "ask", "accept"] = "reject"
+    proxy_jump: str | None = None
+
+
+class SideConfig(Section):
+    """One training: where its code and its log are and what starts it."""
+
+    mode: Literal["local", "remote"] = "local"
+    log_path: str
+    code_path: str
+    run_script: str
+    ssh: SshConfig | None = None
+
+
+class MsprobeConfig(Section):
+    """Where both dumps are and how msprobe is called."""
+
+    baseline_data_dir: str = ""
+    test_data_dir: str = ""
+    parse_code_dir: str | list[str] = ""
+    compare_output_dir: str = ""
+    command: str = "msprobe"
+    pythonpath: str = ""
+
+
+class DebugConfig(Section):
+    """How the comparison is judged and how far the search goes."""
+
+    max_iterations: int = pydantic.Field(10, ge=1)
+    tolerance: float = pydantic.Field(0.001, ge=0)
+    tolerance_mode: Literal["absolute", "relative"] = "absolute"
+    log_keywords: list[str | None] = pydantic.Field(["mtp head 0 lm loss", "grad norm"], min_length=1, max_length=2)
+    trace_threshold: float = pydantic.Field(0.001, ge=0)
+    rank: int = pydantic.Field(0, ge=0)
+    timeout_minutes: float = pydantic.Field(24 * 60, gt=0)
+    stall_minutes: float = pydantic.Field(30, gt=0)
+    parallel_runs: bool | None = None
+    success_marker: str = "training success"
+
+
+class DeepSeekConfig(Section):
+    """The model that is asked what a line reads and writes."""
+
+    base_url: str = "https://api.deepseek.com"
+    model: str = "deepseek-chat"
+    timeout_seconds: float = pydantic.Field(120, gt=0)
+    enabled: bool = True
+
+
+class Config(Section):
+    """The whole `config.json`."""
+
+    baseline: SideConfig
+    test: SideConfig
+    msprobe: MsprobeConfig = pydantic.Field(default_factory=MsprobeConfig)
+    debug: DebugConfig = pydantic.Field(default_factory=DebugConfig)
+    deepseek: DeepSeekConfig = pydantic.Field(default_factory=DeepSeekConfig)
+
+
+SIDE_NAMES = ("baseline", "test")
+SIDE_PATHS = {"log_path": "训练日志（文件、文件夹或通配符）", "code_path": "训练代码所在的文件夹", "run_script": "启动训练的脚本"}
+SECRET_KEY = re.compile(r"(password|passwd|secret|token|api_?key)$", re.IGNORECASE)
+SECRET_IN_TEXT = re.compile(r"((?:password|passwd|secret|token|api_?key)[\"'”]?\s*[:：]\s*)([^\n]*)", re.IGNORECASE)
+JSON_ERRORS = {
+    "Expecting property name": "这里应是用双引号括起来的键名（不允许注释，最后一项后面不能有逗号）",
+    "Illegal trailing comma": "最后一项后面不能有逗号",
+    "Expecting ',' delimiter": "这里缺少逗号，或者上一项的括号、引号没有闭合",
+    "Expecting ':' delimiter": "键名后面缺少冒号",
+    "Expecting value": "这里缺少一个值（不允许注释，字符串要用双引号，最后一项后面不能有逗号）",
+    "Extra data": "最外层的 } 之后还有多余的内容",
+    "Invalid control character": "字符串里有换行或制表符，或者少了右引号",
+    "Invalid \\escape": "字符串里的反斜杠要写成 \\\\",
+    "Unterminated string": "字符串少了右引号",
+}
+EXPECTED = {"string": "字符串", "int": "整数", "float": "数字", "bool": "true 或 false", "list": "列表 [...]", "model": "对象 {...}"}
+BOUNDS = {"greater_than_equal": ("ge", "不能小于 {}"), "greater_than": ("gt", "必须大于 {}"), "less_than_equal": ("le", "不能大于 {}"),
+          "too_short": ("min_length", "至少要有 {} 项"), "too_long": ("max_length", "最多只能有 {} 项")}
+
+
+def load_config(path: str | os.PathLike) -> Config:
+    """Read, validate and resolve a `config.json`; all problems that can be told at once are in one `ConfigError`."""
+    path = Path(os.path.abspath(os.path.expanduser(path)))
+    try:
+        raw = path.read_bytes()
+        text = raw.decode(json.detect_encoding(raw))  # a byte order mark is accepted
+    except FileNotFoundError:
+        raise ConfigError(f"找不到配置文件 {path}", "请用 --config 指定它的路径") from None
+    except OSError as error:
+        raise ConfigError(f"无法读取配置文件 {path}（{reason_of(error)}）", "请检查路径和权限") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"配置文件 {path} 不是 UTF-8 编码", "请另存为 UTF-8 后重试") from None
+    data = parse_json(text, path)
+    register_secrets(data)
+    return resolve_paths(validate_config(data, f"配置文件 {path}"), path.parent)
+
+
+def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """The object in `text`; a key given twice or NaN is refused, since JSON readers would take them silently."""
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"配置文件 {path} 的同一层里 {'、'.join(twice)} 出现了多次", "请只保留一个")
+        return dict(pairs)
+
+    def refuse(name: str) -> None:
+        raise ConfigError(f"配置文件 {path} 中有 {name}", "数值必须是有限的数字")
+
+    try:
+        data = json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ConfigError(json_error(text, error, path)) from None
+    except RecursionError:
+        data = None
+    if not isinstance(data, dict):
+        raise ConfigError(f"配置文件 {path} 的最外层不是对象", "内容应以 { 开头、以 } 结尾，写法见 README 中的示例")
+    return data
+
+
+def json_error(text: str, error: json.JSONDecodeError, path: Path) -> str:
+    """What is wrong with broken JSON, where, and the line itself, but never a password in it."""
+    reason = next((chinese for english, chinese in JSON_ERRORS.items() if error.msg.startswith(english)), error.msg)
+    line = SECRET_IN_TEXT.sub(r"\1******", text).split("\n")[error.lineno - 1]
+    if re.search("[，：“”｛｝［］]", line):
+        reason += "；这一行有中文标点，请改成英文标点"
+    start = max(0, error.colno - 60) if len(line) > 120 else 0
+    place = f"第 {error.lineno} 行第 {error.colno} 列，{reason}\n    {line[start:start + 120].strip()}"
+    return f"配置文件 {path} 不是合法的 JSON: {place if text.strip() else '文件是空的'}"
+
+
+def register_secrets(data: Any) -> None:
+    """Have every password and key masked from now on, also in the messages about a wrong configuration."""
+    terminal.secrets.update(filter(None, [os.environ.get("DEEPSEEK_API_KEY")]))
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        if isinstance(value, (dict, list)):
+            register_secrets(value)
+        elif SECRET_KEY.search(str(key)) and value not in (None, ""):
+            terminal.secrets.add(str(value))
+        elif key == "password_env" and os.environ.get(str(value)):
+            terminal.secrets.add(os.environ[str(value)])
+
+
+def validate_config(data: dict[str, Any], source: str) -> Config:
+    """`data` as a `Config`; every problem is named with its key, its value and the remedy."""
+    try:
+        config = Config.model_validate(data)
+        problems = [*side_problems(config), *value_problems(config)]
+    except pydantic.ValidationError as error:
+        problems = list(dict(map(describe_error, reversed(error.errors(include_url=False)))).values())[::-1]
+    if problems:
+        head = f"{source} 有误: " if len(problems) == 1 else f"{source} 有 {len(problems)} 处错误:"
+        raise ConfigError(head + (problems[0] if len(problems) == 1 else "".join(f"\n  {n}. {p}" for n, p in enumerate(problems, 1))))
+    return config
+
+
+def config_keys(model: type[Section] = Config, prefix: str = "") -> dict[str, Any]:
+    """Every key of the configuration as `section.key`, with its default."""
+    keys: dict[str, Any] = {}
+    for name, spec in model.model_fields.items():
+        keys[prefix + name] = spec.default if isinstance(spec.default, (str, int, float, list)) else None
+        for kind in (spec.annotation, *typing.get_args(spec.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                keys |= config_keys(kind, f"{prefix}{name}.")
+    return keys
+
+
+def describe_error(item: dict[str, Any]) -> tuple[str, str]:
+    """One pydantic error: the key that the user wrote, and a Chinese sentence about it."""
+    kind, keys, known, context = item["type"], item["loc"], config_keys(), item.get("ctx", {})
+    if kind == "extra_forbidden":
+        name = ".".join(map(str, keys))
+        return name, f"未知的配置项 {name}，{nearest_key(*name.rpartition('.')[::2])}"
+    while (plain := ".".join(key for key in keys if isinstance(key, str))) not in known:
+        keys = keys[:-1]  # the end of a location may name a member of a union
+    name = plain + "".join(f"[{key}]" for key in keys if isinstance(key, int))
+    last = plain.rpartition(".")[2]
+    if kind == "missing":
+        return name, f"缺少必填项 {name}{f'（{SIDE_PATHS[last]}）' if last in SIDE_PATHS else ''}，请补上"
+    shown = "******" if SECRET_KEY.search(last) else json.dumps(item["input"], ensure_ascii=False, default=str)
+    given = f"{name} 的值 {shown if len(shown) < 80 else shown[:80] + '…'}"
+    if kind in BOUNDS:
+        return name, f"{given} 超出范围，{BOUNDS[kind][1].format(context[BOUNDS[kind][0]])}"
+    if kind == "literal_error":
+        return name, f"{given} 不在允许的取值里，只能是 {context['expected'].replace(' or ', ' 或 ')}"
+    wanted = "字符串或字符串列表" if last == "parse_code_dir" else EXPECTED.get(kind.split("_")[0], item["msg"])
+    example = f"，例如 {json.dumps(known[plain], ensure_ascii=False)}" if known[plain] and name == plain else ""
+    return name, f"{given} 类型不对，应为{wanted}{example}"
+
+
+def nearest_key(section: str, word: str) -> str:
+    """What the user may have meant by the unknown key `word` in `section`."""
+    known = [name.rpartition(".")[::2] for name in config_keys()]
+    here = [key for place, key in known if place == section]
+    near = difflib.get_close_matches(word.lower().replace("-", "_"), here, n=1)
+    if SECRET_KEY.search(word) and section == "deepseek":
+        return "密钥只从环境变量 DEEPSEEK_API_KEY 读取，请从配置文件中删掉"
+    if elsewhere := [place or "最外层" for place, key in known if key == word and not near]:
+        return f"它应写在 {elsewhere[0]} 里"
+    return f"是不是想写 {near[0]}？" if near else f"这里可用的键有: {', '.join(here)}"
+
+
+def side_problems(config: Config) -> Iterator[str]:
+    """What pydantic cannot see of the two sides: empty paths, and what the remote mode needs."""
+    for name in SIDE_NAMES:
+        side, folder = getattr(config, name), getattr(config.msprobe, f"{name}_data_dir")
+        paths = {f"{name}.{key}": getattr(side, key) for key in SIDE_PATHS}
+        for key, value in paths.items():
+            if not value.strip():
+                yield f"{key} 是空的，它是{SIDE_PATHS[key.rpartition('.')[2]]}，请填写"
+        if side.mode == "local":
+            continue
+        for key, value in {**paths, f"msprobe.{name}_data_dir": folder}.items():
+            if value.strip() and not value.startswith("/"):
+                yield f"{key} 的值 {value} 不是绝对路径，{name} 是远程模式，请写以 / 开头的完整路径"
+        if side.ssh is None or not side.ssh.host.strip():
+            yield f'{name}.mode 是 remote，但没有填写 {name}.ssh.host，请补上 ssh，或把 mode 改成 "local"'
+        elif side.ssh.password_env and side.ssh.password_env not in os.environ:
+            yield f"{name}.ssh.password_env 指定的环境变量 {side.ssh.password_env} 没有设置，请先 export 它"
+
+
+def value_problems(config: Config) -> Iterator[str]:
+    """Values of the right type that would make the comparison meaningless."""
+    for name, value in config.debug:
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"debug.{name} 的值 {value} 不是有限的数字，请改成普通数字"
+    if not config.debug.success_marker.strip():
+        yield 'debug.success_marker 是空的，请填写训练成功时会输出的文字，例如 "training success"'
+    if not config.msprobe.command.strip():
+        yield 'msprobe.command 是空的，请填写命令名，例如 "msprobe"'
+    for index, keyword in enumerate(config.debug.log_keywords):
+        if keyword is None and index == 0 or keyword is not None and not keyword.strip():
+            yield f"debug.log_keywords[{index}] 是空的，第一个（loss）必须填写，第二个（grad norm）不需要时写 null"
+        elif keyword and len(keyword) > 2 and keyword[0] == keyword[-1] == "/":
+            try:
+                broken = "" if re.compile(keyword[1:-1]).groups else "没有括号分组"
+            except re.error as error:
+                broken = str(error)
+            if broken:
+                yield f"debug.log_keywords[{index}] 的正则表达式 {keyword} 不可用（{broken}），请修改，并用 ( ) 括住要取的数值"
+
+
+def resolve_paths(config: Config, base: Path) -> Config:
+    """A copy of `config` in which every path on this machine is absolute; `base` is the folder of the config file."""
+    def absolute(path: str) -> str:
+        return str(base / os.path.expanduser(path)) if path else path  # no normpath: `a/../b` may lead through a symlink
+
+    sides, tool = {}, config.msprobe
+    local = [name for name in SIDE_NAMES if getattr(config, name).mode == "local"]
+    for name in SIDE_NAMES:
+        side = getattr(config, name)
+        update = {key: absolute(getattr(side, key)) for key in SIDE_PATHS} if name in local else {}
+        if side.ssh:  # key files lie on this machine in either mode
+            files = {key: absolute(getattr(side.ssh, key)) for key in ("key_filename", "known_hosts")}
+            update["ssh"] = side.ssh.model_copy(update=files)
+        sides[name] = side.model_copy(update=update)
+    update = {f"{name}_data_dir": absolute(getattr(tool, f"{name}_data_dir")) for name in local}
+    if local:
+        # `command` may be a path with spaces or a command with arguments; from here on it is a line for shlex.split
+        words = [tool.command] if os.path.isfile(absolute(tool.command)) else shlex.split(tool.command)
+        words[0] = absolute(words[0]) if "/" in words[0] else words[0]
+        update |= {"command": shlex.join(words), "compare_output_dir": absolute(tool.compare_output_dir),
+                   "pythonpath": ":".join(absolute(part) for part in tool.pythonpath.split(":"))}
+    return config.model_copy(update={**sides, "msprobe": tool.model_copy(update=update)})
+
+
+class ChineseHelp(argparse.RawDescriptionHelpFormatter):
+    """argparse's help with a Chinese heading."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        """The usage line."""
+        super().add_usage(usage, actions, groups, "用法: ")
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Action]]:
+    """The parser, and its options by name."""
+    parser = argparse.ArgumentParser(
+        prog="precision_comparer.py", add_help=False, formatter_class=ChineseHelp,
+        usage="python precision_comparer.py [选项] [key=value ...]",
+        description="对比两次训练的 loss 和 grad norm，不一致时定位到第一行输入一致而输出不一致的代码。",
+        epilog="选项也可以写成 key=value，例如 max_iterations=20 tolerance=0.0005 check=true。\n"
+               "退出码: 0 一致，1 不一致且已定位，4 不一致但未定位，2 配置或用法错误，3 训练、连接或 msprobe 失败，130 被中断。")
+    opt = parser.add_argument_group("选项").add_argument
+    actions = [
+        opt("--config", metavar="文件", default="config.json", help="配置文件（默认 config.json）"),
+        opt("--max-iterations", metavar="次数", help="最多插入打印并重跑几次"),
+        opt("--tolerance", metavar="数值", help="loss 和 grad norm 允许的差异"),
+        opt("--output-dir", metavar="文件夹", help="报告放在哪里（默认是配置文件旁的 precision_report/<时间>）"),
+        opt("--reuse-runs", action="store_true", help="用已有的日志和 dump 判断，第一次对比前不启动训练"),
+        opt("--compare-only", action="store_true", help="只对比，不插入打印"),
+        opt("--restore", action="store_true", help="还原上次遗留的插入，然后结束"),
+        opt("--check", action="store_true", help="只检查配置、连接、路径、msprobe 和代码，不启动训练"),
+        opt("--no-llm", action="store_true", help="不询问 DeepSeek"),
+        opt("--version", action="version", version=f"precision_comparer {__version__}", help="显示版本"),
+        opt("-h", "--help", action="help", help="显示这份说明"),
+    ]
+    return parser, {action.dest: action for action in actions}
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; options may also be given as `key=value` words, with dashes or underscores."""
+    parser, actions = build_parser()
+    return parser.parse_args(canonical_words(sys.argv[1:] if argv is None else argv, actions))
+
+
+def canonical_words(argv: Iterable[str], actions: dict[str, argparse.Action]) -> list[str]:
+    """`argv` in the one form that argparse cannot misunderstand: `--name` and `--name=value`."""
+    words, rest = [], iter(argv)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        key = "help" if word == "-h" else name.lstrip("-").replace("-", "_").lower()
+        option, action = "--" + key.replace("_", "-"), actions.get(key)
+        if action is None or not (equals or name.startswith("-")):
+            raise ConfigError(f"无法识别的参数 {word}", unknown_word(key, word, actions))
+        if action.nargs == 0:
+            if equals and value.lower() not in ("true", "false", "1", "0", "yes", "no"):
+                raise ConfigError(f"选项 {option} 的值 {value} 不对", "只能是 true 或 false")
+            words += [option] if not equals or value.lower() in ("true", "1", "yes") else []
+            continue
+        value = value if equals else next(rest, "")
+        if not value or not equals and value.startswith("--"):
+            raise ConfigError(f"选项 {option} 后面缺少值", f"写法: {option} {action.metavar}")
+        words.append(f"{option}={value}")
+    return words
+
+
+def unknown_word(key: str, word: str, actions: Iterable[str]) -> str:
+    """What was probably meant by a word of the command line that is no option."""
+    if near := difflib.get_close_matches(key, actions, n=1):
+        return f"是不是想写 --{near[0].replace('_', '-')}？"
+    for place in config_keys():
+        if place.endswith("." + key):
+            return f"它不是命令行选项，请写在配置文件的 {place} 里"
+    return f"指定配置文件请写 --config {word}" if word.endswith(".json") else "可用的选项见 --help"
+
+
+def apply_args(config: Config, args: argparse.Namespace) -> Config:
+    """`config` with what the command line overrides, validated again."""
+    data = config.model_dump()
+    data["debug"] |= {name: value for name in ("max_iterations", "tolerance") if (value := getattr(args, name)) is not None}
+    data["deepseek"]["enabled"] = config.deepseek.enabled and not args.no_llm
+    return validate_config(data, "命令行参数")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that `check_setup` found: an error stops the run, a warning does not."""
+
+    level: Literal["error", "warning"]
+    text: str
+    remedy: str = ""
+
+
+CHECK_SECONDS = 10  # for parsing one side's code: a large tree on a slow disk must not delay the training
+
+
+def check_setup(config: Config, sides: list[Side]) -> list[Problem]:
+    """Everything that can be refused, or should be known, before a training is launched."""
+    problems: list[Problem] = []
+    for side in sides:
+        for check in (check_code, check_script, check_log):
+            try:
+                problems += check(side)
+            except HostError as error:
+                problems.append(Problem("error", f"{side.name}: {error.message}", error.hint))
+    return [*problems, *check_twins(sides), *check_msprobe(config, sides)]
+
+
+def check_code(side: Side) -> Iterator[Problem]:
+    """`code_path` is a folder with Python files that parse and that can be changed."""
+    name, path = f"{side.name}.code_path", side.config.code_path
+    found = side.host.stat(path)
+    files = side.host.find(f"{glob.escape(path)}/**/*.py") if found and found.is_dir else []
+    if not files:
+        state = "里没有 .py 文件" if found and found.is_dir else "不是文件夹" if found else "不存在"
+        yield Problem("error", f"{name} {state}: {path}", "请改成训练代码所在的文件夹")
+    elif side.host.run(["test", "-w", path]).code:
+        yield Problem("warning", f"{name} 不可写: {path}", "只能对比；要定位到代码行请先开放写权限")
+    for count, (file, line, reason) in enumerate(unparsable(side.host, files)):
+        if count == 5:
+            yield Problem("warning", f"{side.name} 还有其他 .py 文件有语法错误", "不会在这些文件里插入打印")
+            break
+        yield Problem("warning", f"{file} 第 {line} 行有语法错误（{reason}）", "不会在这个文件里插入打印")
+
+
+def unparsable(host: Host, files: list[str]) -> Iterator[tuple[str, int, str]]:
+    """Python files that do not parse: path, line and reason; what `CHECK_SECONDS` do not suffice for is left out."""
+    deadline = time.monotonic() + CHECK_SECONDS
+    for path in files:
+        if time.monotonic() > deadline:
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the user's own invalid escapes are no business of ours
+                ast.parse(host.read(path))
+        except SyntaxError as error:
+            yield path, error.lineno or 1, error.msg
+        except (ValueError, RecursionError, MemoryError, HostError) as error:
+            yield path, 1, str(error)
+
+
+def check_script(side: Side) -> Iterator[Problem]:
+    """`run_script` is there and something can run it."""
+    name, path = f"{side.name}.run_script", side.config.run_script
+    found = side.host.stat(path)
+    if found is None or found.is_dir:
+        inside = f"{side.config.code_path}/{os.path.basename(path)}"
+        remedy = f"是不是想写 {inside}？" if side.host.stat(inside) else "请改成启动训练的脚本；它的参数请写进脚本里"
+        yield Problem("error", f"{name} {'是文件夹' if found else '不存在'}: {path}", remedy)
+        return
+    first = side.host.read(path, 0, 256).split(b"\n")[0]
+    interpreter = (first[2:].split() or [b"?"])[0].decode(errors="replace") if first.startswith(b"#!") else ""
+    if not found.size:
+        yield Problem("error", f"{name} 是空文件: {path}", "请写入启动训练的命令")
+    elif first.endswith(b"\r") and not path.endswith(".py"):
+        yield Problem("error", f"{name} 是 Windows 换行（CRLF）: {path}", f"请先执行 sed -i 's/\\r$//' {shlex.quote(path)}")
+    elif interpreter and side.host.stat(interpreter) is None:
+        yield Problem("error", f"{name} 第一行指定的解释器 {interpreter} 不存在: {path}", "请修改脚本的 #! 行")
+    elif not interpreter and not found.mode & 0o111 and not path.endswith((".sh", ".bash", ".py")):
+        yield Problem("warning", f"{name} 没有执行权限，也没有 #! 行: {path}", "将用 bash 运行它")
+
+
+def check_log(side: Side) -> Iterator[Problem]:
+    """The log can come into being: no file where a folder must be, not more than one folder still to be made."""
+    name, path = f"{side.name}.log_path", side.config.log_path
+    parents = [str(parent) for parent in Path(path).parents if not glob.has_magic(str(parent))]
+    missing = [parent for parent in parents if side.host.stat(parent) is None]
+    nearest = side.host.stat(parents[len(missing)])
+    if nearest and not nearest.is_dir:
+        yield Problem("error", f"{name} 的上级 {parents[len(missing)]} 是文件，不是文件夹: {path}", "请修改 log_path")
+    elif len(missing) > 1:
+        yield Problem("warning", f"{name} 所在的文件夹还不存在: {path}", "若训练不会自己创建它，请检查路径")
+
+
+def check_twins(sides: list[Side]) -> Iterator[Problem]:
+    """Both sides pointing to the same place is nearly always a copying mistake."""
+    first, second = sides[0], sides[-1]
+    for key, effect in (("code_path", "两侧会用同一份代码，请确认"), ("log_path", "用 --reuse-runs 时会把同一份日志和自己对比，请分开")):
+        path = getattr(first.config, key)
+        if first is not second and first.host.name == second.host.name and path == getattr(second.config, key):
+            yield Problem("warning", f"baseline 和 test 的 {key} 相同: {path}", effect)
+
+
+def check_msprobe(config: Config, sides: list[Side]) -> Iterator[Problem]:
+    """Without msprobe the dumps are still read directly, so nothing here is an error."""
+    folders = [config.msprobe.baseline_data_dir, config.msprobe.test_data_dir]
+    if any(folders) and not all(folders):
+        yield Problem("warning", "msprobe.baseline_data_dir 和 msprobe.test_data_dir 只填了一个", "两个都填才能对比 msprobe 数据")
+    command, host = shlex.split(config.msprobe.command)[0], sides[-1].host
+    if all(folders) and host.run(["sh", "-c", 'command -v "$1"', "sh", command]).code:
+        yield Problem("warning", f"找不到 msprobe 命令: {command}",
+                      "将直接对比 dump.json；要用它请执行 pip install mindstudio-probe，或在 msprobe.command 中写出它的路径")
+
+# ======================================================================================================================
+# 4. Hosts
+# ======================================================================================================================
+
+
+
+@dataclass(frozen=True)
+class FileStat:
+    """What is known of a file: size in bytes, modification time in ns, permission bits, inode, and whether it is a folder."""
+
+    size: int
+    mtime_ns: int
+    mode: int
+    inode: int
+    is_dir: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended: exit code, standard output and standard error as text."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Host(Protocol):
+    """Where a side runs.  `LocalHost` is this machine; a remote host has the same methods.
+
+    Paths are absolute strings of that host.  Every method raises `HostError` when the host cannot do what is asked.
+    """
+
+    name: str
+
+    def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
+        """Run a command to its end; `env` is added to the host's own environment; exit code 124 when `timeout` (s) ran out."""
+
+    def start(self, argv: list[str], cwd: str, env: dict[str, str], output: str) -> Any:
+        """Start a command in its own process group with stdout and stderr in the file `output`; returns a handle."""
+
+    def poll(self, handle: Any) -> int | None:
+        """Exit code of a started command, `None` while it runs."""
+
+    def alive(self, handle: Any) -> bool:
+        """Whether any process of the started command's group is alive (the launcher may have returned before)."""
+
+    def stop(self, handle: Any) -> None:
+        """End the whole process group, gently first."""
+
+    def stat(self, path: str) -> FileStat | None:
+        """What is known of `path` (symlinks followed), `None` if there is no such file."""
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """Bytes of a file from `offset`, at most `limit`."""
+
+    def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """Replace or create a file atomically; symlinks are followed; mode and owner are kept unless `mode` is given."""
+
+    def find(self, pattern: str) -> list[str]:
+        """Paths that match a glob pattern (`**` crosses folders), sorted."""
+
+    def makedirs(self, path: str) -> None:
+        """Create a folder and its parents."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder with all that is in it; nothing happens if it is not there."""
+
+
+RUN_MARK = "PRECISION_COMPARER_RUN"
+STOP_SECONDS = 10
+
+
+@contextlib.contextmanager
+def host_errors(action: str, path: str) -> Iterator[None]:
+    """Turn an `OSError` into a `HostError` that names the file and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(f"无法{action} {path}（{reason_of(error)}）") from error
+
+
+@contextlib.contextmanager
+def hold_signals() -> Iterator[None]:
+    """Put off Ctrl-C, SIGTERM and SIGHUP to the end of the block, so that cleaning up is never left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: came.append(number))
+              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command that `LocalHost.start` launched: its first process, and the mark in the environment of all of them."""
+
+    process: subprocess.Popen
+    mark: str
+
+
+def processes_of(started: Started) -> list[int]:
+    """Living processes of a start: of its session or group, with its mark in their environment, or below one of these.
+
+    A child that called setsid has left both session and group, and `sudo` or `env -i` drop the mark, so all are needed.
+    """
+    if not os.path.isdir("/proc/self"):  # macOS: only the group can be asked; -pid is how kill() names it
+        with contextlib.suppress(OSError):
+            os.kill(-started.process.pid, 0)
+            return [-started.process.pid]
+        return []
+    first, found, parents = started.process.pid, set(), {}
+    if started.process.poll() is not None and os.path.exists(f"/proc/{first}"):
+        first = -1  # the launcher is gone and its number belongs to a stranger
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, parent, group, session = file.read().rpartition(b")")[2].split()[:4]
+            if state in b"ZX":
+                continue
+            parents[pid] = int(parent)
+            if first in (int(group), int(session)) or f"{RUN_MARK}={started.mark}".encode() in _environment(pid):
+                found.add(pid)
+        except (OSError, ValueError):
+            continue  # it ended meanwhile
+    while below := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= below
+    return sorted(found)
+
+
+def _environment(pid: int) -> bytes:
+    """The environment of a process; another user's cannot be read and carries no mark of ours."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read()
+    return b""
+
+
+class LocalHost:
+    """This machine; what each method does is said in `Host`."""
+
+    name = "本机"
+
+    def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
+        """Output goes through files: a pipe would stay open as long as any process left in the background."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            started = self._spawn(argv, cwd, env or {}, out, err)
+            try:
+                code = started.process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = 124
+            finally:
+                if started.process.returncode is None:
+                    self.stop(started)
+            texts = [file.seek(0) or file.read().decode("utf-8", "replace") for file in (out, err)]
+        return Finished(code, *texts)
+
+    def start(self, argv: list[str], cwd: str, env: dict[str, str], output: str) -> Started:
+        """The output file is appended to."""
+        with host_errors("写入", output), open(output, "ab") as file:
+            return self._spawn(argv, cwd, env, file, subprocess.STDOUT)
+
+    def _spawn(self, argv: list[str], cwd: str | None, env: dict[str, str], out: Any, err: Any) -> Started:
+        """Its own session keeps a Ctrl-C of the terminal from the training until we stop it in order."""
+        mark = uuid.uuid4().hex
+        with host_errors("运行", f"{argv[0]}（在 {cwd} 下）" if cwd else argv[0]):
+            process = subprocess.Popen(argv, cwd=cwd, env={**os.environ, **env, RUN_MARK: mark}, stdin=subprocess.DEVNULL,
+                                       stdout=out, stderr=err, start_new_session=True)
+        return Started(process, mark)
+
+    def poll(self, handle: Started) -> int | None:
+        """A negative code is the number of the signal that ended it."""
+        return handle.process.poll()
+
+    def alive(self, handle: Started) -> bool:
+        """Counts children that went to the background, also with setsid."""
+        return handle.process.poll() is None or bool(processes_of(handle))
+
+    def stop(self, handle: Started) -> None:
+        """SIGTERM, ten seconds, SIGKILL; to every process of the start."""
+        with hold_signals():
+            for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5)):
+                deadline, told = time.monotonic() + seconds, set()
+                while (left := processes_of(handle)) and time.monotonic() < deadline:
+                    for pid in set(left) - told:  # also those that were born meanwhile
+                        with contextlib.suppress(OSError):
+                            os.kill(pid, number)
+                    told |= set(left)
+                    time.sleep(0.05)
+                    handle.process.poll()
+            if left:
+                terminal.warn(f"进程 {' '.join(map(str, left))} 无法结束，请手动检查")
+
+    def stat(self, path: str) -> FileStat | None:
+        """Symlinks are followed; a dangling one is no file."""
+        with host_errors("查看", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = os.stat(path)
+            return FileStat(found.st_size, found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_ino, stat.S_ISDIR(found.st_mode))
+        return None
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """Nothing if `offset` is beyond the end."""
+        with host_errors("读取", path), open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(-1 if limit is None else limit)
+
+    def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """Through a temporary file and a rename, except where a rename would do harm or is not possible."""
+        with host_errors("写入", path):
+            real = os.path.realpath(path)
+            before = os.stat(real) if os.path.exists(real) else None
+            # After a rename the other names of a hard-linked file would keep the old contents.
+            if before and before.st_nlink > 1 or not self._replace(real, data, before, mode, mtime_ns):
+                self._overwrite(real, data, mode, mtime_ns)
+
+    def _replace(self, real: str, data: bytes, before: os.stat_result | None, mode: int | None, mtime_ns: int | None) -> bool:
+        """Write a new file and rename it to `real`; False if only writing in place can keep the owner or the mount."""
+        folder = os.path.dirname(real)
+        temporary = os.path.join(folder, f".precision_comparer_{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                if before:
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                    shutil.copystat(real, temporary)  # mode, ACL, security label
+                if mode is not None:
+                    os.chmod(temporary, mode)
+                file.flush()
+                os.utime(temporary, ns=(time.time_ns(), mtime_ns if mtime_ns is not None else time.time_ns()))
+                os.fsync(file.fileno())
+            os.replace(temporary, real)
+        except OSError as error:
+            # No right to the folder or to give the file away, or a file mounted by itself (a container).
+            if before and error.errno in (errno.EACCES, errno.EPERM, errno.EBUSY):
+                return False
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        self._sync_folder(folder)
+        return True
+
+    def _overwrite(self, real: str, data: bytes, mode: int | None, mtime_ns: int | None) -> None:
+        with open(real, "r+b") as file:
+            file.write(data)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            os.chmod(real, mode)
+        if mtime_ns is not None:
+            os.utime(real, ns=(time.time_ns(), mtime_ns))
+
+    def _sync_folder(self, folder: str) -> None:
+        """Without this the rename itself may be lost in a power cut; some file systems cannot do it."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def find(self, pattern: str) -> list[str]:
+        """`**` skips hidden folders, and enters every folder once even where symlinks form a loop."""
+        head, crosses, rest = pattern.partition("**/")
+        if not crosses:
+            return sorted(glob.glob(pattern, recursive=True))
+        found: set[str] = set()
+        for root in glob.glob(head or "."):
+            for folder in _folders(root.rstrip("/") or "/"):
+                found.update(glob.glob(os.path.join(glob.escape(folder), rest), recursive=True))
+        return sorted(found)
+
+    def makedirs(self, path: str) -> None:
+        """Nothing happens if it is there."""
+        with host_errors("创建文件夹", path):
+            os.makedirs(path, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        """Of a symlink only the link goes."""
+        with host_errors("删除", path), contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+
+def _folders(root: str) -> Iterator[str]:
+    """`root` and all folders below it, each once."""
+    seen: set[tuple[int, int]] = set()
+    for folder, inner, _ in os.walk(root, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            inner.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield folder
+
+
+def connect(side_name: str, config: SideConfig) -> Host:
+    """The host on which a side runs."""
+    if config.mode == "remote":
+        raise ConfigError(f"{side_name}.mode 是 remote，但这个版本还不支持远程模式", '请把 mode 改成 "local"')
+    return LocalHost()
+
+# ======================================================================================================================
+# 5. Training runs
+# ======================================================================================================================
+
+CHUNK = 1 << 20
+MARK_BYTES = 4096  # of the head and the tail of a log, by which a rewritten or copied file is known
+POLL_SECONDS = (0.2, 2.0)
+PROGRESS_SECONDS = 2
+GRACE_SECONDS = 60  # after the success marker, for a dump that is still being written
+SETTLE_SECONDS = 10  # after a silent exit, for a log that is written by something we did not start (docker, sbatch)
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
+TROUBLE = re.compile(r"traceback|error|exception|killed|错误|失败".encode(), re.IGNORECASE)
+EXIT_CODES = {126: "没有执行权限", 127: "脚本里有找不到的命令", -9: "被强制结束，可能是内存不足", 137: "被强制结束，可能是内存不足"}
+
+
+@dataclass(frozen=True)
+class RunText:
+    """Text that a run wrote: the file in which it can be read, and the file on the training's host that it came from."""
+
+    host: Host
+    path: str
+    origin: str
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """The text from `start` on, in pieces of at most 1 MiB."""
+        while data := self.host.read(self.path, start, CHUNK):
+            start += len(data)
+            yield data
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that ended well, or (`reused`) whose log was there.
+
+    `metrics` is the text in which loss and grad norm are, `texts` everything that it wrote.
+    """
+
+    side_name: str
+    launcher_log: str
+    started_at: float  # by the clock of the host's file system, so that it can be compared with the mtime of a dump
+    exit_code: int | None
+    ended: Literal["success", "reused"]
+    metrics: tuple[RunText, ...]
+    texts: tuple[RunText, ...]
+
+    @property
+    def log_files(self) -> list[str]:
+        """Where loss and grad norm were found, as the user knows it."""
+        return [text.origin for text in self.metrics]
+
+
+def new_text(run: Run) -> Iterator[bytes]:
+    """What the run wrote, in chunks, from the place where its metrics are: once, although `tee` may have written it twice."""
+    for text in run.metrics:
+        yield from text.chunks()
+
+
+@dataclass(eq=False)
+class Followed:
+    """A log file and how far it has been read; `head` and `tail` are the first and the last bytes before `offset`."""
+
+    path: str
+    origin: str  # the path under which it was first seen: a rotated file keeps it
+    inode: int
+    offset: int = 0
+    mtime_ns: int = 0
+    head: bytes = b""
+    tail: bytes = b""
+    watched: bool = True
+    grown: bool = False
+
+    def restart(self) -> None:
+        """It was rewritten: everything in it is new."""
+        self.offset, self.head, self.tail, self.origin = 0, b"", b"", self.origin if self.grown else self.path
+
+    def advance(self, data: bytes) -> None:
+        """`data` was read at `offset`."""
+        self.head += data[:MARK_BYTES - len(self.head)]
+        self.tail = (self.tail + data)[-MARK_BYTES:]
+        self.offset, self.grown = self.offset + len(data), True
+
+
+def log_files(host: Host, log_path: str) -> dict[str, FileStat]:
+    """Files that `log_path` names now: itself, all files in a folder, or what a glob matches; our own reports are none."""
+    found = host.stat(log_path)
+    if found and found.is_dir:
+        paths = host.find(f"{glob.escape(log_path)}/**/*")
+    else:
+        paths = [log_path] if found or not glob.has_magic(log_path) else host.find(log_path)
+    paths = [path for path in paths if "/precision_report/" not in path or "precision_report" in log_path]
+    return {path: status for path in paths if (status := host.stat(path)) and not status.is_dir}
+
+
+class LogWatch:
+    """Yields what is written to the logs of one side after the watch began, and nothing that was there before.
+
+    Writers append, truncate, rewrite, rename (rotation) or copy their logs away (copytruncate, a backup made by the script),
+    so a file is known by its inode and its contents, not by its name.
+    """
+
+    def __init__(self, host: Host, log_path: str, ignore: str):
+        self.host, self.log_path, self.ignore = host, log_path, ignore
+        self.files: dict[str, Followed] = {}
+        for path, (status, wanted) in self._listing().items():
+            head, size = self._bytes(path, 0, MARK_BYTES), status.size
+            tail = self._bytes(path, max(size - MARK_BYTES, 0), min(size, MARK_BYTES))
+            self.files[path] = Followed(path, path, status.inode, size, status.mtime_ns, head[:size], tail, wanted)
+
+    def _listing(self) -> dict[str, tuple[FileStat, bool]]:
+        """The log files (True), and files whose names a rotation may give them (False)."""
+        files = {path: (status, True) for path, status in log_files(self.host, self.log_path).items()}
+        found = self.host.stat(self.log_path)
+        if not (found and found.is_dir):
+            is_glob = glob.has_magic(self.log_path) and not found
+            for path in self.host.find((self.log_path if is_glob else glob.escape(self.log_path)) + "[.-]*"):
+                if path not in files and (status := self.host.stat(path)) and not status.is_dir:
+                    files[path] = (status, False)
+        return {path: item for path, item in files.items() if not path.startswith(self.ignore)}
+
+    def _bytes(self, path: str, offset: int, limit: int) -> bytes:
+        try:
+            return self.host.read(path, offset, limit) if limit else b""
+        except HostError as error:
+            if self.host.stat(path):  # else it was removed meanwhile
+                terminal.warn(error.message)
+            return b""
+
+    def poll(self, last: bool = False) -> Iterator[tuple[str, bytes]]:
+        """New text and the file it belongs to; with `last`, files that are still in doubt are taken as new."""
+        listing, known = self._listing(), {item.inode or item.path: item for item in self.files.values()}
+        table: dict[str, Followed] = {}
+        for path, (status, wanted) in listing.items():
+            item = known.get(status.inode or path) or self._newcomer(path, status, wanted, last)
+            if item is None:
+                continue
+            if item.path not in listing or listing[item.path][0].inode != item.inode:
+                item.path = path
+            known[status.inode or path] = table[path] = item
+        self.files = table
+        # What was renamed or copied away comes first: the file that now has its name continues where it ends.
+        for item in sorted(set(table.values()), key=lambda item: (item.path == item.origin, item.path)):
+            if item.watched:
+                yield from ((item.origin, data) for data in self._news(item, listing[item.path][0]))
+
+    def _newcomer(self, path: str, status: FileStat, wanted: bool, last: bool) -> Followed | None:
+        """How to read a file not seen before: a copy of a known one from where that was read to, any other from its start."""
+        for old in self.files.values():
+            if not old.offset or not (path.startswith(old.path) or status.size == old.offset):
+                continue
+            if not old.head.startswith(self._bytes(path, 0, len(old.head))):
+                continue
+            if status.size < old.offset and path != old.path and not last:
+                return None  # perhaps a copy that is still being made
+            if status.size >= old.offset and self._bytes(path, old.offset - len(old.tail), len(old.tail)) == old.tail:
+                time_ns = old.mtime_ns if path == old.path else status.mtime_ns
+                return Followed(path, old.origin, status.inode, old.offset, time_ns, old.head, old.tail, old.watched)
+        return Followed(path, path, status.inode, watched=wanted)
+
+    def _news(self, item: Followed, status: FileStat) -> Iterator[bytes]:
+        """What was added to one file since the last look."""
+        if (status.size, status.mtime_ns) == (item.offset, item.mtime_ns):
+            return
+        if status.size < item.offset or not item.grown and self._bytes(item.path, 0, len(item.head)) != item.head:
+            item.restart()
+        while True:
+            data = self._bytes(item.path, item.offset - len(item.tail), len(item.tail) + CHUNK)
+            if not data.startswith(item.tail):
+                item.restart()
+                continue
+            fresh = data[len(item.tail):]
+            if not item.grown and b"\0" in fresh.lstrip(b"\0")[:MARK_BYTES]:
+                item.watched = False  # a checkpoint or an event file, no text
+                return
+            if not fresh:
+                break
+            item.advance(fresh)
+            yield fresh
+        if item.grown:  # the new time of a file that was only touched is kept for `rewritten`
+            item.mtime_ns = status.mtime_ns
+
+    def rewritten(self) -> Iterator[tuple[str, bytes]]:
+        """Files that were written and are byte for byte as before: a seeded training whose log shows no clock."""
+        for item in set(self.files.values()):
+            status = self.host.stat(item.path)
+            if item.watched and not item.grown and status and status.mtime_ns != item.mtime_ns:
+                item.restart()
+                yield from ((item.origin, data) for data in self._news(item, status))
+
+
+def script_argv(host: Host, path: str) -> list[str]:
+    """The command that runs a script: itself if it can be executed, else its interpreter, python3 for .py, or bash."""
+    status, first = host.stat(path), host.read(path, 0, 256).split(b"\n")[0]
+    if status and status.mode & 0o111 and first.startswith((b"#!", b"\x7fELF")):
+        return [path]
+    if first.startswith(b"#!") and first[2:].strip():
+        return [*(word.decode("utf-8", "replace") for word in first[2:].strip().split(None, 1)), path]
+    return ["python3" if path.endswith(".py") else "bash", path]
+
+
+@dataclass(eq=False)
+class Output:
+    """One text of a running training while it is read."""
+
+    text: RunText
+    is_log: bool
+    reader: Any = None
+    ending: bytes = b""  # so that a marker torn between two reads is found
+    last_growth: float = 0.0
+
+
+class Training:
+    """One launched side: reads what it writes, notices how it ends, and can end it."""
+
+    def __init__(self, side: Side, config: Config, output_dir: str, tag: str, reader_factory: Callable[[], Any] | None):
+        self.side, self.config, self.folder, self.tag = side, config, output_dir, tag
+        self.reader_factory, self.handle = reader_factory or (lambda: None), None
+        marker = config.debug.success_marker
+        self.markers = {marker.encode("utf-8"), marker.encode("gb18030")}
+        self.launcher_log = f"{output_dir}/{tag}_{side.name}.log"
+        self.launcher_offset = 0
+        self.outputs = {"": Output(RunText(side.host, self.launcher_log, self.launcher_log), False, self.reader_factory())}
+        self.marked_at: float | None = None
+        self.gone_at: float | None = None
+
+    def launch(self, extra_env: dict[str, str]) -> None:
+        """Mark the logs, then start `run_script` in `code_path`."""
+        host, config = self.side.host, self.side.config
+        host.makedirs(self.folder)
+        host.write(self.launcher_log, b"")
+        self.started_at = host.stat(self.launcher_log).mtime_ns / 1e9
+        self.watch = LogWatch(host, config.log_path, self.folder + "/")
+        # Block-buffered output would show no progress for minutes and look like a stall.
+        env = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1", **extra_env}
+        with hold_signals():
+            self.handle = host.start(script_argv(host, config.run_script), config.code_path, env, self.launcher_log)
+        self.started = self.last_growth = time.monotonic()
+
+    def step(self) -> Run | None:
+        """Look once: a `Run` if the training ended well, `None` while it goes on, `RunError` if it will not end well."""
+        alive, now, limits = self.side.host.alive(self.handle), time.monotonic(), self.config.debug
+        self._read()
+        if self.marked_at is not None:
+            if alive and now - self.marked_at < GRACE_SECONDS:
+                return None
+            if alive:
+                terminal.warn(f"{self.side.name} 侧出现成功标志 {GRACE_SECONDS} 秒后进程仍未退出，已将其停止")
+            return self._finish()
+        if not alive:
+            self._check_end()
+        if self.marked_at is None and now - self.started > limits.timeout_minutes * 60:
+            raise self._failure(f"超过 {limits.timeout_minutes:g} 分钟仍未结束，已停止", "若训练本来就要这么久，请调大 debug.timeout_minutes")
+        if self.marked_at is None and now - self.last_growth > limits.stall_minutes * 60:
+            raise self._failure(f"已有 {limits.stall_minutes:g} 分钟没有任何新输出，判定为卡住，已停止",
+                                "若训练的两次输出本来就隔这么久，请调大 debug.stall_minutes")
+        return None
+
+    def _read(self, last: bool = False) -> None:
+        """Take in what was written since the last look."""
+        for data in RunText(self.side.host, self.launcher_log, "").chunks(self.launcher_offset):
+            self.launcher_offset += len(data)
+            self._take(self.outputs[""], data)
+        for origin, data in self.watch.poll(last):
+            self._take_log(origin, data)
+
+    def _take_log(self, origin: str, data: bytes) -> None:
+        """Keep a copy: the next run may truncate or rotate this log, and what this run wrote must stay readable."""
+        if origin not in self.outputs:
+            copy = f"{self.folder}/{self.tag}_{self.side.name}_{len(self.outputs)}_{os.path.basename(origin)}"
+            self.outputs[origin] = Output(RunText(LocalHost(), copy, origin), True, self.reader_factory())
+        output = self.outputs[origin]
+        with host_errors("写入", output.text.path), open(output.text.path, "ab") as file:
+            file.write(data)
+        self._take(output, data)
+
+    def _take(self, output: Output, data: bytes) -> None:
+        """Look for the success marker, and have the progress read."""
+        self.last_growth = output.last_growth = time.monotonic()
+        window = output.ending + data
+        if self.marked_at is None and any(marker in window for marker in self.markers):
+            self.marked_at = time.monotonic()
+        output.ending = window[-max(map(len, self.markers)):]
+        if output.reader is not None:
+            output.reader.feed(data)
+
+    def _check_end(self) -> None:
+        """Nothing that we started lives: decide whether that is the end, and whether a good one."""
+        code = self.side.host.poll(self.handle)
+        now = time.monotonic()
+        self.gone_at = now if self.gone_at is None else self.gone_at
+        if code == 0 and (self.last_growth > self.gone_at + 2 or now < self.gone_at + SETTLE_SECONDS):
+            return  # something that we did not start may write on
+        self._read(last=True)
+        if code == 0 and self.marked_at is None and not any(self._scores().values()):
+            for origin, data in self.watch.rewritten():
+                terminal.warn(f"{origin} 的内容与启动前完全相同，按本次训练重新写出处理")
+                self._take_log(origin, data)
+        if self.marked_at is None:
+            reason = f"{code}，{EXIT_CODES[code]}" if code in EXIT_CODES else code
+            remedy = f"请先让 {self.side.config.run_script} 单独运行成功" if code else "若训练成功时输出的是别的文字，请修改 debug.success_marker"
+            raise self._failure(f"已退出（退出码 {reason}），但没有输出成功标志“{self.config.debug.success_marker}”", remedy)
+
+    def _failure(self, what: str, remedy: str) -> RunError:
+        """The error with the last lines of the log or of the launcher's output, whichever tells more."""
+        ends = [(ending(output.text), output) for output in self.outputs.values()]
+        data, output = max(ends, key=lambda item: (bool(TROUBLE.search(item[0])), bool(item[0]), item[1].last_growth))
+        lines = last_lines(data)
+        shown = f"最后 {len(lines)} 行输出（{output.text.origin}）:\n    " + "\n    ".join(lines) if lines else "它没有任何输出"
+        return RunError(f"{self.side.name} 侧训练{what}", f"{remedy}\n{shown}")
+
+    def _finish(self) -> Run:
+        """Stop what may still be there, read the rest, and find the metrics."""
+        self.stop()
+        self._read(last=True)
+        code = self.side.host.poll(self.handle)
+        if code:
+            terminal.warn(f"{self.side.name} 侧输出了成功标志，但退出码是 {code}")
+        scores = self._scores()
+        ranked = sorted(self.outputs.values(), reverse=True, key=lambda output: (
+            scores[output.text] > 0, output.is_log, scores[output.text], output.last_growth))
+        texts = tuple(output.text for output in ranked)
+        return Run(self.side.name, self.launcher_log, self.started_at, code, "success", texts[:1], texts)
+
+    def _scores(self) -> dict[RunText, int]:
+        return scores_of([output.text for output in self.outputs.values()], self.config.debug.log_keywords)
+
+    def latest(self) -> tuple[Any, Any]:
+        """The newest step and its loss, from whichever text has it."""
+        seen = [output.reader.latest for output in self.outputs.values() if output.reader is not None and output.reader.latest]
+        return max(seen, key=lambda item: -1 if item[0] is None else item[0], default=(None, None))
+
+    def stop(self) -> None:
+        """End every process of this side."""
+        if self.handle is not None:
+            self.side.host.stop(self.handle)
+
+
+def ending(text: RunText) -> bytes:
+    """The last 64 KiB of a text."""
+    status = text.host.stat(text.path)
+    return b"".join(text.chunks(max(status.size - (1 << 16), 0))) if status else b""
+
+
+def last_lines(data: bytes) -> list[str]:
+    """The last lines as a terminal would show them, whatever their encoding; of a progress bar only its last state."""
+    lines = []
+    for raw in data.replace(b"\r\n", b"\n").split(b"\n"):
+        shown = ([part for part in raw.split(b"\r") if part.strip()] or [b""])[-1]
+        for encoding in ("utf-8", "gb18030", "latin-1"):
+            try:
+                lines.append(ANSI.sub("", shown.decode(encoding))[:300].rstrip())
+                break
+            except UnicodeDecodeError:
+                continue
+    return [line for line in lines if line][-TAIL_LINES:]
+
+
+def scores_of(texts: Iterable[RunText], keywords: list[str | None]) -> dict[RunText, int]:
+    """How much of loss and grad norm is in each text, by its first and last 4 MiB, or by all of it if those show none."""
+    def score(text: RunText, part: int | None) -> int:
+        size = getattr(text.host.stat(text.path), "size", 0)
+        spans = [(0, size)] if part is None or size <= 2 * part else [(0, part), (size - part, size)]
+        return sum(score_log(text.host.read(text.path, start, min(CHUNK, end - start)), keywords)
+                   for first, end in spans for start in range(first, end, CHUNK))
+
+    texts = list(texts)
+    scores = {text: score(text, 4 * CHUNK) for text in texts}
+    return scores if any(scores.values()) else {text: score(text, None) for text in texts}
+
+
+def launch_and_follow(
+    sides: list[Side], config: Config, output_dir: str | os.PathLike, tag: str, extra_env: dict[str, str] | None = None,
+    reader_factory: Callable[[], Any] | None = None, progress: Callable[[str, Any, Any, float], None] | None = None,
+) -> dict[str, Run]:
+    """Run the trainings to their end: together on different hosts, one after the other on one, or as `parallel_runs` says.
+
+    Whatever happens, no process that was started is left.  `progress(side, step, loss, seconds)` is called every 2 s.
+    """
+    together, runs = config.debug.parallel_runs, {}
+    if together is None:
+        together = len({side.host.name for side in sides}) == len(sides)
+    for batch in [sides] if together else [[side] for side in sides]:
+        trainings: list[Training] = []
+        try:
+            for side in batch:
+                trainings.append(Training(side, config, os.path.abspath(output_dir), tag, reader_factory))
+                trainings[-1].launch(extra_env or {})
+            runs |= follow(trainings, progress)
+        finally:
+            with hold_signals():
+                for training in trainings:
+                    training.stop()
+    return runs
+
+
+def follow(trainings: list[Training], progress: Callable[[str, Any, Any, float], None] | None) -> dict[str, Run]:
+    """Look at running trainings until all have ended."""
+    runs: dict[str, Run] = {}
+    pause, told = POLL_SECONDS[0], 0.0
+    while len(runs) < len(trainings):
+        time.sleep(pause)
+        pause, now = min(pause * 1.25, POLL_SECONDS[1]), time.monotonic()
+        for training in trainings:
+            if training.side.name not in runs and (run := training.step()):
+                runs[run.side_name] = run
+            pause = POLL_SECONDS[0] if training.marked_at is not None else pause
+        if progress and now - told >= PROGRESS_SECONDS:
+            told = now
+            for training in trainings:
+                if training.side.name not in runs:
+                    progress(training.side.name, *training.latest(), now - training.started)
+    return runs
+
+
+def reuse(sides: list[Side], config: Config) -> dict[str, Run]:
+    """The runs whose logs are there already, for `--reuse-runs`."""
+    return {side.name: reuse_side(side, config) for side in sides}
+
+
+def reuse_side(side: Side, config: Config) -> Run:
+    """The log with the most metrics, the newest of several, with the earlier parts of it that a rotation left."""
+    host, path = side.host, side.config.log_path
+    ages = {RunText(host, name, name): status.mtime_ns for name, status in log_files(host, path).items()
+            if status.size and b"\0" not in host.read(name, 0, MARK_BYTES).lstrip(b"\0")}
+    if not ages:
+        raise RunError(f"{side.name} 侧没有可用的日志: {path}", "请检查 log_path，或去掉 --reuse-runs 先跑一次训练")
+    scores = scores_of(ages, config.debug.log_keywords)
+    best = max(ages, key=lambda text: (scores[text], ages[text]))
+    family = re.sub(r"\.\d+$", "", best.path)  # train.log.2, train.log.1, train.log
+    pieces: list[list[RunText]] = [[]]
+    for text in sorted((text for text in ages if re.sub(r"\.\d+$", "", text.path) == family), key=ages.get):
+        pieces[-1].append(text)
+        if ends_a_run(text, config):
+            pieces.append([])
+    metrics = next(piece for piece in pieces if best in piece)
+    others = [text for text in ages if text not in metrics]
+    return Run(side.name, "", ages[best] / 1e9, None, "reused", tuple(metrics), (*metrics, *others))
+
+
+def ends_a_run(text: RunText, config: Config) -> bool:
+    """Whether the success marker is in a text."""
+    marker, rest = config.debug.success_marker.encode(), b""
+    for data in text.chunks():
+        if marker in rest + data:
+            return True
+        rest = data[-len(marker):]
+    return False
+
+# ======================================================================================================================
+# 6. Metrics
+# ======================================================================================================================
+
+METRICS = {"loss": "Loss", "grad_norm": "Grad Norm"}
+CONTEXT = 16 * 1024  # bytes kept behind the place of reading: a step that is printed on an earlier line is looked for there
+LOOK_AHEAD = 2 * 1024  # bytes in which a step that is printed after its value is looked for
+MAX_LINE = 4 * 1024 * 1024  # a line that is longer is read in pieces
+ELSEWHERE, IN_TABLE = "前文", "表格"  # names of steps that stand on another line, or in a column
+_WEIGHT = (3.3, 3, 2.8, 2.5, 2, 1.5, 0)  # how much a counter of each `order` is worth
+TRUSTED = 8  # a shortcut is used after it has agreed that often with the full reading
+
+_NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+# What may stand between a key and its number: `loss': '0.37`, `loss=tensor([2.3`, `loss is 2.3`, `loss at step 5: 2.3`,
+# `"key": "loss", "value": 2.3`, `| loss | 2.3`, `loss: {'value': 2.3`, `Tensor(shape=[1], dtype=float32, value= 2.3`.
+_BETWEEN = r"""["'`\])*]*
+    (?: \s*(?:[:=：＝]+>?|->|[|│┃]|,\s*["']value["']\s*:)\s* | \s+(?:is|was|of)\s+ | \s*[为是]\s*
+      | \s+(?:at|after|for|on)\s+[^:=|,]{1,40}?[:=]\s* | \s+ )
+    (?: \w*Tensor\(shape=[^()]*(?:\([^()]*\)[^()]*)*?(?:value=|True,|False,)\s* | [A-Za-z_][\w.]*\(\s*
+      | \{["'](?:value|mean|avg|last|current)["']\s*:\s* | [\[({"'`]\s* ){0,4}"""
+_AFTER = r"(?P<unit>(?-i:[KMGBT](?!\w)))?(?![\w%]|\.\d)"
+_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[@-Z\\^_])")
+_GLUED = re.compile(r"(?<![\w.])(\d+\.\d+(?:[eE][-+]?\d+)?)(?=[A-Za-z_]{3})(?!GiB|MiB|KiB|sec|min|TFLOP|tok)")  # `loss = 2.41Epoch: 0`
+_COUNT = r"(?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.0+)?(?![\w%]|\.\d|,\d{3})"
+_STEP = re.compile(
+    r"""(?<![\w/.\-])(?:(?:train|training|trainer|progress)/)?
+    (?P<name>(?P<whole>global[ _-]?|num_)?(?:(?:train|training|trainer|completed|optimizer|current|learner)_)?
+      (?P<unit>iterations?|iters?|steps?|updates?|batch(?:es)?|it(?=\s*[:=])|episodes?|(?:训练)?(?:步数|次数)|迭代(?:次数|步数)?)(?:\(train\))?(?:/max_steps)?)(?!\w)
+    ["'\])]*\s*(?:[:=：|│]|is\b|为)?\s*["'\[(\#]*\s*"""
+    + _COUNT + r"(?:\s*(?:/|of)\s*(?P<total>\d+))?(?!\d)|第\s*(?P<nth>\d+)\s*(?:步|次迭代|个?\s*(?:step|iter))",
+    re.X | re.I,
+)
+# Words that make another counter of what follows: `skipped iterations: 3`, `inner iter: 7/8`, `per step time`.
+_OTHER_COUNTER = re.compile(
+    r"(?:skipped|ipped|nan|per|inner|micro|max|warm-?up|every|accum\w*|sav\w+|eval\w*|val\w*|test|log\w*|local|sub|total|"
+    r"remaining|next|num|ppo|of|no)[\s_-]*$", re.I)
+_FRACTION = re.compile(r"(?<![\w/.])(\d+)\s*/\s*(\d+)(?![\w/]|\.\d)(?P<bar>\s*[\[<(]?\s*[\d?]*:?[\d?]\d?:?\d\d[<,\]])?")
+_NO_TOTAL_BAR = re.compile(r"(?<![\w/.])(?:\d+-)?(\d+)(?:(?:it|step)s?\s*\[\d|batch\b)")
+_NOT_FRACTION = re.compile(r"(?:epochs?|micro[\w -]*|inner[\w -]*|ppo[\w -]*|rank|stage|gpu|fold|round|eta|worker|node)\W{0,4}$", re.I)
+_EPOCH = re.compile(r"(?:\bepochs?\b(?:\(train\))?[\"'\])]*\s*[:=]?\s*[\"'\[(]*\s*(\d+)(?!\w|\.\d)|\bTrain:\s*(\d+)\s*\[|第\s*(\d+)\s*轮)", re.I)
+_HEAD_NUMBER = re.compile(r"(?:^|[\[#|(])\s*(\d+)\s*[\]:|)]*\s*$")
+_STEP_WORD = re.compile(r"(?:step|iter|iteration|epoch|batch|update|it)s?\W*$", re.I)
+_RANK = re.compile(r"(?<![A-Za-z_])(?:(?:local_|global_)?rank|default)[\"']?\s*[:=#]?\s*(\d+)|^\[1,(\d+)\]<|^\s*\[?(\d+)\]?:\s", re.I)
+_RANK_BYTES = re.compile(_RANK.pattern.encode(), re.I)
+_VALIDATION = re.compile(
+    r"\b(?:val|valid|validation|validating|eval|evaluation|evaluate|evaluating)\b(?!\s*[\w@]*\s*[:=]?\s*-?\d*\.\d)(?!\s*/)"
+    r"|\btest(?:ing)?(?:\s*[:)\]>]|\s+(?:loss|set|epoch|batch|step|iter))|验证|评估|测试集", re.I)
+_MICRO = re.compile(r"\bmicro[ _-]?(?:batch|step|iter)?(?:es|s)?\s*[:=#\[(]*\s*\d|\baccum\w*\s*[:=]?\s*\d+\s*/\s*\d", re.I)
+_RESTART = re.compile(
+    rb"(?i)resum|restart|load[^\n]{0,40}(?:checkpoint|ckpt|state|model)|traceback|world.size|torchrun|relaunch|end of arguments|"
+    + "恢复|重启|续训|断点".encode() + b"|" + "恢复|重启|续训|断点".encode("gbk"))
+_MEMBER = re.compile(rb"""\s*\{?\s*["'][^"'\n]+["']\s*:[^{}\n]*\}?,?\s*""")
+_FIELD = re.compile(r"(?<![\w/.])([^\W\d][\w./@()-]*(?: [\w./@()-]+){0,4}?)[\"']?\s*[:=]\s*[\"'\[]?(?:" + _NUMBER + r")(?!\w|\.\d)", re.I)
+_MASK = bytes.maketrans(b"123456789", b"000000000")
+
+
+@dataclass
+class Series:
+    """One metric: step -> value in the order of the log, and for each value the power of ten of its last printed digit."""
+
+    keyword: str | None
+    values: dict[int, float] = field(default_factory=dict)
+    last_digits: array = field(default_factory=lambda: array("h"))
+
+    def rounding(self) -> dict[int, float]:
+        """Half a unit of the last printed digit of each value; digits that `%g` or `repr` left out as zeros are counted."""
+        decimals = -min(self.last_digits, default=0)
+        magnitudes = [math.floor(math.log10(abs(v))) if v and math.isfinite(v) else 0 for v in self.values.values()]
+        digits = max((m - last + 1 for m, last in zip(magnitudes, self.last_digits)), default=1)
+        coarse = (min(last, max(-decimals, m - digits + 1)) for m, last in zip(magnitudes, self.last_digits))
+        return {step: 0.5 * 10.0**power for step, power in zip(self.values, coarse)}
+
+
+@dataclass
+class Metrics:
+    """What a log says: `series` under "loss" and "grad_norm", where its steps come from, and what else was noticed."""
+
+    series: dict[str, Series]
+    steps: str
+    numeric_fields: dict[str, int]
+    notes: list[str]
+
+
+class _Hit(NamedTuple):
+    """A keyword with its value: where in the line, the number as printed, and the words in front that qualify the key."""
+
+    key: "_Key"
+    start: int
+    number_start: int
+    end: int
+    number: str
+    unit: str
+    prefix: str
+    clean: float  # 2: nothing in front belongs to the key; 1: perhaps ("head 0 lm loss"); 0: a word does ("train loss")
+    spelling: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether the log spells the key as the user does."""
+        return self.spelling == self.key.text
+
+
+class _Mark(NamedTuple):
+    """A counter in a line; the smaller `order`, the more it is *the* step."""
+
+    name: str
+    order: int
+    value: int
+    total: int | None
+    start: int
+    number_start: int
+    end: int
+
+
+NO_STEP = _Mark("", 6, 0, None, 0, 0, 0)
+
+
+@dataclass
+class _Row:
+    """The values of one step as found in one logical line, with every counter that may number them, the best first."""
+
+    hits: list[_Hit]
+    marks: list[_Mark]
+    epoch: int | None = None
+    rank: int | None = None
+    validation: bool = False
+    micro: bool = False
+
+    def kind(self, hit: _Hit, mark: _Mark) -> tuple:
+        """Values of one kind belong together: same counter, same key, same sort of line."""
+        return mark.name, hit.prefix, hit.exact, self.validation, self.micro
+
+
+def _last_digit(number: str | bytes, e: str | bytes = "e", dot: str | bytes = ".") -> int:
+    mantissa, _, power = number.lower().partition(e)
+    return int(power or 0) - len(mantissa.partition(dot)[2]) if mantissa[-1:].isdigit() else 0
+
+
+def _to_float(hit: _Hit) -> float:
+    return float(hit.number.replace(",", "")) * _UNITS.get(hit.unit, 1)
+
+
+class _Track(Series):
+    """One way of reading a keyword (which counter, which words in front); the best of them becomes the series."""
+
+    def __init__(self, row: _Row, hit: _Hit, mark: _Mark):
+        super().__init__(hit.key.keyword)
+        self.row, self.hit, self.mark = row, hit, mark
+        self.last = self.before = -1
+        self.rank, self.several_ranks = row.rank, False
+        self.epoch, self.offset, self.offsets = row.epoch, 0, {row.epoch: 0}
+        self.restarts: list[int] = []
+
+    def score(self) -> float:
+        """How likely this is what the user means; the number of values counts, but less than what the line says."""
+        row, hit = self.row, self.hit
+        return _WEIGHT[self.mark.order] + hit.clean + 6 * hit.exact - 20 * row.validation - 3 * row.micro + math.log2(len(self.values) or 1)
+
+    def add(self, row: _Row, hit: _Hit, mark: _Mark, gap: bytes | None) -> None:
+        """Take a value of `row`; `gap` is the text since the last one, `None` if it was too long to be kept."""
+        step = self._unfold(row, mark, gap) if mark.name else len(self.values) + 1
+        if not self._from_wanted_rank(row.rank, step):
+            return
+        if self.values and step <= self.last:
+            if mark.name == ELSEWHERE:
+                return
+            restarted = gap is None or _RESTART.search(gap)
+            if step in (self.last, self.before) and not restarted:  # another rank, or a bar that is drawn again
+                self._refresh(hit, step)
+                return
+            self._cut(step)
+            self.restarts.append(step)
+        self.append(step, _to_float(hit), _last_digit(hit.number) + len(str(int(_UNITS.get(hit.unit, 1)))) - 1)
+
+    def mark_of(self, row: _Row) -> _Mark:
+        """The counter of this track in another row."""
+        return next(mark for mark in row.marks if mark.name == self.mark.name)
+
+    def append(self, step: int, value: float, last_digit: int) -> None:
+        """Add the value of a step that is later than all others."""
+        self.values[step] = value
+        self.last_digits.append(last_digit)
+        self.before, self.last = self.last, step
+
+    def _refresh(self, hit: _Hit, step: int) -> None:
+        """A bar shows the old value when it moves on and is drawn again with the new one: then the second counts."""
+        stale = step == self.last and self.mark.order == 3 and self.values[step] == self.values.get(self.before)
+        if stale or self.mark.name == IN_TABLE:
+            self._cut(step)
+            self.append(step, _to_float(hit), _last_digit(hit.number))
+
+    def _from_wanted_rank(self, rank: int | None, step: int) -> bool:
+        """Ranks print their own losses: the lowest rank that prints is the one that is read."""
+        if rank is None or self.rank is None or rank == self.rank:
+            return True
+        self.several_ranks = True
+        if rank < self.rank:
+            self.rank = rank
+            self._cut(step)
+        return rank == self.rank
+
+    def _unfold(self, row: _Row, mark: _Mark, gap: bytes | None) -> int:
+        """Turn a counter that starts again with each epoch into one that goes on."""
+        epoch, raw_last = None if mark.name == "epoch" else row.epoch, self.last - self.offset
+        if self.values and mark.value <= raw_last and epoch is None and gap and not _RESTART.search(gap):
+            seen = [_epoch_of(match) for match in _EPOCH.finditer(_decode(gap))]
+            epoch = max(seen) if seen and max(seen) > max(self.epoch or 0, 1) else None
+            self.epoch = self.epoch or (epoch and epoch - 1)
+        if epoch is None or epoch == self.epoch:
+            return mark.value + self.offset
+        if epoch in self.offsets:
+            self.offset = self.offsets[epoch]
+        elif self.epoch is not None and epoch > self.epoch and mark.value <= raw_last:
+            size = mark.total or raw_last + (self.mark.value == 0)
+            self.offset += size * (epoch - self.epoch)
+        elif self.epoch is not None and epoch < self.epoch:
+            self.offset = 0
+        self.epoch, self.offsets[epoch] = epoch, self.offset
+        return mark.value + self.offset
+
+    def _cut(self, step: int) -> None:
+        """Forget the values from `step` on: a training that went back to a checkpoint prints them again."""
+        while self.values and next(reversed(self.values)) >= step:
+            self.values.popitem()
+            self.last_digits.pop()
+        tail = list(zip(range(2), reversed(self.values)))
+        self.last = tail[0][1] if tail else -1
+        self.before = tail[1][1] if len(tail) > 1 else -1
+
+
+class _Key:
+    """A keyword of the configuration: how its lines are found in bytes, and its values in a line of text."""
+
+    def __init__(self, name: str, keyword: str):
+        self.name, self.keyword, self.tracks = name, keyword, {}
+        self.at = (-1, -1)
+        self.is_regex = len(keyword) > 2 and keyword[0] == keyword[-1] == "/"
+        self.text = keyword[1:-1] if self.is_regex else keyword.strip().rstrip(":=： ")
+        self.plain = re.sub(r"[\s_-]+", " ", self.text).lower()
+        self.literal: bytes | None = None
+        if self.is_regex:
+            self.pattern = re.compile(self.text)
+            self.scan = re.compile(self.text.encode()) if self.text.isascii() else re.compile(rb"[^\n]*\d[^\n]*")
+            return
+        words = [re.escape(word) for word in re.split(r"[\s_-]+", self.text)]
+        spelling = r"[\s_-]+".join(words)
+        self.pattern = re.compile(
+            rf"(?<![^\W\d]|[/.@])(?<!\w-)(?P<key>{spelling}){_BETWEEN}(?P<number>{_NUMBER}){_AFTER}", re.X | re.I)
+        self.scan = re.compile(b"|".join(_torn(self.text.encode(encoding)) for encoding in ("utf-8", "gbk")[: 2 - self.text.isascii()]))
+
+    def find(self, data: bytes, position: int) -> tuple[int, int]:
+        """Where the keyword is next; the end of the data if nowhere.  Calls with rising positions cost one pass."""
+        if self.at[0] < position:
+            if self.literal is not None:
+                start = data.find(self.literal, position)
+                self.at = (start, start + len(self.literal)) if start >= 0 else (len(data), len(data))
+            else:
+                match = self.scan.search(data, position)
+                self.at = match.span() if match else (len(data), len(data))
+        return self.at
+
+    def hits(self, text: str) -> Iterator[_Hit]:
+        """Every value that stands behind this keyword as a whole key."""
+        for match in self.pattern.finditer(text):
+            if self.is_regex:
+                number = re.match(_NUMBER, match[1] or "", re.I)
+                if number:
+                    yield _Hit(self, match.start(), match.start(1), match.end(1), number[0], "", "", 2, self.text)
+            elif not re.match(r"\s*/\s*\d+(?![.\d])|[-:]\d", text[match.end():]) or "." in match["number"]:
+                if match.start() and text[match.start() - 1].isalnum() and not re.search(r"(?<!\w)\d+\.?\d*$", text[: match.start()]):
+                    continue
+                prefix, clean = _words_before(text[max(0, match.start() - 80) : match.start()])
+                yield _Hit(self, match.start(), match.start("number"), match.end(), match["number"], match["unit"] or "",
+                           prefix, clean, match["key"])
+
+
+def _torn(literal: bytes) -> bytes:
+    """Pattern of a key in any case, `_` for blank, and with a line break anywhere in it (terminals wrap lines)."""
+    parts = []
+    for byte in re.sub(rb"[\s_-]+", b" ", literal):
+        char = bytes([byte])
+        parts.append(b"[ _-]" if char == b" " else b"[" + char.lower() + char.upper() + b"]" if char.isalpha() else re.escape(char))
+    return rb"\n?".join(parts)
+
+
+def _words_before(head: str) -> tuple[str, float]:
+    """Words directly in front of a key that may belong to it, and how sure it is that none does (2, 1 or 0)."""
+    match = re.search(r"(\S+)\s+$", head)
+    if not match or not re.search(r"\w\)?$", match[1]) or re.search(r"[:=]['\"(\[]*[\w.+-]+$", match[1]):
+        return "", 2
+    token, before = match[1], head[: match.start()].rstrip()
+    if token.isdigit():
+        known = not before or before[-1] in ":=/|[(#,：" or _STEP_WORD.search(before)
+        word = before.split()[-1].lower() if before else ""
+        return ("", 2) if known or not re.match(r"[^\W\d]", word) else (word + " #", 1)
+    if token[0].isdigit() or token[0] in "+-." or re.search(r"[:=]\s*$", before) and re.fullmatch("none|true|false|nan|inf", token, re.I):
+        return "", 2
+    is_unit = re.search(r"\d$", before) and re.fullmatch(r"[KMGT]?i?B|k?W|[munµ]?s|min|h|sec|C|\w+/\w+|T?FLOPS|tokens|samples", token)
+    return ("", 2) if is_unit else (token.lower(), 0)
+
+
+def find_steps(text: str) -> list[_Mark]:
+    """Every counter of a line: named ones, progress bars, fractions."""
+    marks = []
+    for match in _STEP.finditer(text):
+        group = "nth" if match["nth"] else "n"
+        name = re.sub(r"[ _-]", " ", match["name"] or "第n步").lower()
+        other = _OTHER_COUNTER.search(text[max(0, match.start() - 16) : match.start()])
+        order = 6 if other else 0 if match["whole"] or "/max" in name else 2 if (match["unit"] or "").lower().startswith(("batch", "ep")) else 1
+        total = int(match["total"]) if match["total"] else None
+        marks.append(_Mark(name, order, int(match[group].replace(",", "")), total, match.start(), match.start(group), match.end()))
+    taken = [(mark.start, mark.end) for mark in marks]
+    for match in _FRACTION.finditer(text):
+        n, total = int(match[1]), int(match[2])
+        inside = any(start <= match.start() < end for start, end in taken)
+        if n <= total and not inside and not _NOT_FRACTION.search(text[max(0, match.start() - 24) : match.start()]):
+            marks.append(_Mark("进度条", 3 if match["bar"] else 4, n, total, match.start(), match.start(), match.end()))
+    marks += [_Mark("进度条", 3, int(m[1]), None, m.start(), m.start(1), m.end()) for m in _NO_TOTAL_BAR.finditer(text)]
+    marks += [_Mark("epoch", 5, _epoch_of(m), None, m.start(), m.start(), m.end()) for m in _EPOCH.finditer(text)]
+    return marks
+
+
+def _group_marks(text: str, hits: list[_Hit], marks: list[_Mark]) -> list[_Mark]:
+    """The counter that separates the records of this line: several may be glued together."""
+    by_name: dict[str, list[_Mark]] = {}
+    for mark in marks:
+        by_name.setdefault(mark.name, []).append(mark)
+    kinds = [(hit.key, hit.prefix) for hit in hits]
+    records = max(map(kinds.count, kinds[:50]))
+    best = min(by_name.values(), key=lambda group: (len(group) < records, group[0].order, group[0].start), default=[])
+    return sorted(best, key=lambda mark: mark.start)
+
+
+def _epoch_of(match: re.Match) -> int:
+    return int(next(filter(None, match.groups())))
+
+
+def read_rows(text: str, keys: list[_Key]) -> list[_Row]:
+    """The values in one logical line, each with the counters that the line gives for it."""
+    hits = sorted((hit for key in keys for hit in key.hits(text)), key=lambda hit: hit.start)
+    if not hits or text.startswith("wandb:"):  # its closing summary repeats the last values
+        return []
+    marks = [mark for mark in find_steps(text) if mark.order < 6]
+    head = _HEAD_NUMBER.search(text[: hits[0].start])
+    if head and not marks:
+        marks.append(_Mark("行首数字", 5, int(head[1]), None, head.start(), head.start(1), head.end(1)))
+    grouping = _group_marks(text, hits, marks)
+    starts = [mark.start for mark in grouping]
+    leading = bool(starts) and starts[0] < hits[0].start
+    groups: dict[int, list[_Hit]] = {}
+    for hit in hits:
+        index = bisect.bisect(starts, hit.start) - leading
+        groups.setdefault(max(0, min(index, len(starts) - 1)), []).append(hit)
+    rows, begin = [], 0
+    for index, group in groups.items():
+        own = grouping[index : index + 1]
+        end = max([group[-1].end] + [mark.end for mark in own])
+        last = len(text) if len(groups) == 1 else end
+        others = {mark.name: mark for mark in reversed(marks) if begin <= mark.start < last and mark.name != grouping[0].name}
+        rows.append(_make_row(text[begin:end], text[begin : group[0].start], group, own + list(others.values())))
+        begin = group[-1].end
+    return rows
+
+
+def _make_row(segment: str, head: str, hits: list[_Hit], marks: list[_Mark]) -> _Row:
+    epoch, rank = _EPOCH.search(segment), _RANK.search(segment)
+    wanted = " ".join(hit.key.keyword for hit in hits)
+    return _Row(
+        hits, sorted(marks, key=lambda mark: mark.order),
+        epoch=_epoch_of(epoch) if epoch else None,
+        rank=int(next(filter(None, rank.groups()))) if rank else None,
+        validation=bool(_VALIDATION.search(head)) and not re.search("val|test", wanted, re.I),
+        micro=bool(_MICRO.search(head)),
+    )
+
+
+def _decode(data: bytes) -> str:
+    for encoding in ("utf-8", "gbk"):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError:
+            pass
+    return data.decode("utf-8", "replace")
+
+
+class _NeedMore(Exception):
+    """A line cannot be judged before the lines behind it are there."""
+
+
+class _Shortcut:
+    """Reads lines like the one it was made from by literal searches, far faster than `read_rows`.
+
+    It is trusted after it gave the same answer several times, and only for lines that begin alike (digits masked).
+    """
+
+    def __init__(self, line: bytes, row: _Row, picks: list[tuple[_Track, _Hit]]):
+        mark = picks[0][0].mark_of(row)
+        self.confirmed, self.shapes, self.ranked = 0, {}, row.rank is not None
+        self.tracks = [track for track, _ in picks]
+        self.step = re.compile(rb"(?<![\w/.\-])" + _spaced(line[mark.start : mark.number_start]) + rb"(\d+)(?![\w.,%])").search
+        self.numbers = []
+        for _, hit in picks:
+            run = re.search(rb"(?:(?<=\d)|^|(?<=^.))[^\d]{0,40}$", line[max(0, hit.start - 24) : hit.start])
+            lead = run[0] if run else b""
+            before = rb"(?<=\d)" if run and run.start() else b""
+            self.numbers.append(re.compile(before + _spaced(lead + line[hit.start : hit.number_start]) + rb"([-+.\deE]+)(?![\w%,])").search)
+
+    def read(self, line: bytes) -> tuple[bytes, int, list[bytes]] | None:
+        """Shape of the line's beginning, step and numbers as printed; `None` if the line is another kind."""
+        step = self.step(line)
+        found = [search(line) for search in self.numbers]
+        if step is None or None in found:
+            return None
+        head = line[: step.start()]
+        rank = _RANK_BYTES.search(head) if self.ranked else None
+        return head.translate(_MASK) + (rank[0] if rank else b""), int(step[1]), [match[1] for match in found]
+
+
+def _spaced(literal: bytes) -> bytes:
+    return rb"\s+".join(re.escape(part) for part in re.split(rb"\s+", literal))
+
+
+
+def _cells(text: str, separator: str | None) -> list[str]:
+    return text.split() if separator is None else [cell.strip() for cell in text.strip(" |│\t").split(separator)]
+
+
+class _Table(NamedTuple):
+    """A header line with a keyword as a column name (CSV, fastai, YOLO): the rows below it are bare numbers."""
+
+    separator: str | None
+    width: int
+    columns: list[tuple[_Key, int]]
+    step: int | None
+
+    @classmethod
+    def from_header(cls, text: str, keys: list[_Key]) -> "_Table | None":
+        """The table that `text` opens, `None` if it is no header."""
+        separator = next((mark for mark in ",\t|│" if mark in text), None)
+        cells = _cells(text, separator) if separator else re.split(r"\s{2,}", text.strip())
+        names = [re.sub(r"[\s_-]+", " ", cell.strip("\"'")).lower() for cell in (cells if len(cells) > 1 else text.split())]
+        columns = [(key, names.index(key.plain)) for key in keys if key.plain in names]
+        if len(names) < 2 or not columns or any(re.fullmatch(_NUMBER, name, re.I) for name in names):
+            return None
+        wanted = ("global step", "trainer/global step", "step", "steps", "iteration", "iter", "batch", "epoch")
+        return cls(separator, len(names), columns, next((names.index(name) for name in wanted if name in names), None))
+
+    def read(self, text: str) -> _Row | None:
+        """The row that `text` is, `None` if it is something else."""
+        cells = _cells(text, self.separator)
+        if len(cells) < self.width:
+            return None
+        found = [(key, cells[i].strip("\"'")) for key, i in self.columns]
+        hits = [_Hit(key, 0, 0, 0, cell, "", "", 2, key.text) for key, cell in found if re.fullmatch(_NUMBER, cell, re.I)]
+        count = re.match(r"[\"']?(\d+)(?:\.0+)?(?![\d.])", cells[self.step]) if self.step is not None else None
+        if not hits or (self.step is not None and not count):
+            return None
+        return _Row(hits, [_Mark(IN_TABLE, 1, int(count[1]), None, 0, 0, 0)] if count else [])
+
+
+class MetricReader:
+    """Reads loss and grad norm from a log that arrives in pieces, in one pass and without keeping the log.
+
+    Lines are found by searching the keyword in bytes; only they (and what a step printed elsewhere needs) are looked at.
+    """
+
+    def __init__(self, keywords: list[str | None]):
+        self._keys = [_Key(name, keyword) for name, keyword in zip(METRICS, keywords) if keyword]
+        self._tail = b""  # the unfinished last line
+        self._data = b""  # whole lines: some that were read already, then those that were not
+        self._at = 0  # how far `_data` is read
+        self._gap: int | None = 0  # end of the last line with values in `_data`, `None` when that is further back
+        self._context: int | None = None  # step of the last line that named one
+        self._step_follows = False  # this log prints the step behind the values
+        self._table: _Table | None = None
+        self._shortcut: _Shortcut | None = None
+        self._fields: dict[str, int] = {}
+        self._validation_lines = 0
+
+    @property
+    def latest(self) -> tuple[int, float] | None:
+        """The last step and its loss, for a progress line."""
+        track = self._best(self._keys[0]) if self._keys else None
+        return (track.last, track.values[track.last]) if track and track.values else None
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next piece of the log, cut anywhere."""
+        text = self._tail + chunk
+        cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1  # a final \r may be half of \r\n
+        if len(text) - cut > MAX_LINE:
+            cut = len(text)
+        self._tail = text[cut:]
+        if cut:
+            self._take(text[:cut], final=False)
+
+    def finish(self) -> Metrics:
+        """Read what is left and give the result."""
+        self._take(self._tail + b"\n", final=True)
+        self._tail = b""
+        best = {key.name: (key, track) for key in self._keys if (track := self._best(key))}
+        series = {name: Series(key.keyword, track.values, track.last_digits) for name, (key, track) in best.items()}
+        source = best["loss"][1].mark.name if "loss" in best else ""
+        fields = dict(sorted(self._fields.items(), key=lambda item: -item[1])[:60])
+        return Metrics(series, source or "日志中没有步数, 按出现的先后编号", fields, list(self._notes(best)))
+
+    def _notes(self, best: dict[str, tuple[_Key, _Track]]) -> Iterator[str]:
+        for name, (key, track) in best.items():
+            if track.restarts:
+                yield f"{METRICS[name]}: 训练在 step {track.restarts[-1]} 处重新开始过, 之后的数值以后一次为准"
+            if track.several_ranks:
+                yield f"{METRICS[name]}: 日志中有多个 rank, 取 rank {track.rank}"
+            if not track.hit.exact or track.hit.prefix:
+                yield f"{METRICS[name]}: 关键字 {key.keyword!r} 在日志中写作 {(track.hit.prefix + ' ' + track.hit.spelling).strip()!r}"
+            if track.row.validation:
+                yield f"{METRICS[name]}: 只在验证或评估的行中找到了关键字"
+        if self._validation_lines:
+            yield f"跳过了 {self._validation_lines} 行验证或评估的数值"
+
+    @staticmethod
+    def _best(key: _Key) -> _Track | None:
+        return max(key.tracks.values(), key=_Track.score, default=None)
+
+    def _take(self, lines: bytes, final: bool) -> None:
+        if b"\r" in lines:
+            lines = lines.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if b"\x1b" in lines:
+            lines = _ANSI.sub(b"", lines)
+        cut = max(0, self._at - CONTEXT)
+        self._data, self._at = self._data[cut:] + lines, self._at - cut
+        if self._gap is not None:
+            self._gap = self._gap - cut if self._gap >= cut else None
+        for key in self._keys:
+            key.at = (-1, -1)
+        try:
+            while self._at < len(self._data):
+                self._at = self._next(final)
+        except _NeedMore:
+            pass
+        if not all(key.tracks for key in self._keys):
+            self._count_fields(lines[-CONTEXT:])
+
+    def _next(self, final: bool) -> int:
+        """Read the next line that counts; the position behind it."""
+        data, start = self._data, self._at
+        first, last = min(key.find(data, start) for key in self._keys) if self._keys else (len(data), len(data))
+        if self._table:
+            end = data.find(b"\n", start)
+            if first > end:
+                row = self._table.read(_decode(data[start:end]))
+                self._store([row] if row else [], start)
+                return end + 1
+        if first >= len(data):
+            return len(data)
+        begin, end = data.rfind(b"\n", 0, first) + 1, data.find(b"\n", last)
+        if not (self._shortcut and self._quick(data[begin:end])):
+            self._at = begin
+            return self._read(begin, end, final)
+        self._gap = end + 1
+        return end + 1
+
+    def _read(self, begin: int, end: int, final: bool) -> int:
+        """Read the logical line around `begin:end` in full."""
+        begin, end = self._block(begin, end, final)
+        line = self._data[begin:end]
+        text = _GLUED.sub(r"\1 ", _decode(line.replace(b"\n", b" ")).lstrip("\ufeff"))
+        rows = read_rows(text, self._keys)
+        joined = self._unwrap(begin, end, rows, text, final)
+        if joined:
+            begin, end, rows = joined
+        for row in rows:
+            if not row.marks or row.marks[0].order == 5:
+                step = self._step_elsewhere(begin, end, final)
+                row.marks += [] if step is None else [_Mark(ELSEWHERE, 4, step, None, 0, 0, 0)]
+        if not rows:
+            self._table = _Table.from_header(text, self._keys) or self._table
+            return end + 1
+        self._store(rows, begin)
+        if len(rows) == 1 and text.encode() == line and line.isascii() and not joined:
+            self._learn(line, rows[0])
+        self._gap = end + 1
+        return end + 1
+
+    def _store(self, rows: list[_Row], begin: int) -> None:
+        """Give each value to the track of its kind."""
+        gap = None if self._gap is None else self._data[self._gap : begin]
+        for row in rows:
+            self._validation_lines += row.validation
+            if row.marks and row.marks[0].name != ELSEWHERE and not row.validation:
+                self._context = row.marks[0].value
+            done = set()
+            for mark in row.marks + [NO_STEP] * (not row.marks or row.marks[0].order > 3):
+                for hit in row.hits:
+                    kind, tracks = row.kind(hit, mark), hit.key.tracks
+                    if (hit.key, kind) not in done and (kind in tracks or len(tracks) < 32):
+                        done.add((hit.key, kind))
+                        tracks.setdefault(kind, _Track(row, hit, mark)).add(row, hit, mark, gap)
+            gap = b""
+
+    def _block(self, begin: int, end: int, final: bool) -> tuple[int, int]:
+        """Widen a line of a pretty-printed dict or JSON object (`"loss": 4.5,`) to all the lines of that object."""
+        data = self._data
+        line = data[begin:end]
+        if not _MEMBER.fullmatch(line):
+            return begin, end
+        while begin and b"{" not in line:
+            start = data.rfind(b"\n", 0, begin - 1) + 1
+            line = data[start : begin - 1]
+            if b"}" in line or not _MEMBER.fullmatch(line):
+                break
+            begin = start
+        line = data[data.rfind(b"\n", 0, end) + 1 : end]
+        while b"}" not in line:
+            stop = data.find(b"\n", end + 1)
+            if stop < 0:
+                if not final:
+                    raise _NeedMore
+                break
+            line = data[end + 1 : stop]
+            if b"{" in line or not _MEMBER.fullmatch(line):
+                break
+            end = stop
+        return begin, end
+
+    def _unwrap(self, begin: int, end: int, rows: list[_Row], text: str, final: bool) -> tuple[int, int, list[_Row]] | None:
+        """Join the pieces of a line that a terminal broke at its width, if the line as it stands lacks something."""
+        complete = bool(rows) and all(row.marks for row in rows) and {hit.key for row in rows for hit in row.hits} >= set(self._keys)
+        if complete and rows[-1].hits[-1].end < len(text):
+            return None
+        data, whole = self._data, len(self._data) - 1
+        before = data[max(self._gap or 0, begin - 4096) : begin].split(b"\n")[:-1][-8:]
+        pieces = data[begin:end].split(b"\n")
+        after = data[end + 1 : min(whole, end + 2048)].split(b"\n")[:8] if end < whole else []
+        width = max(len(_decode(line)) for line in before + pieces + after)
+        while before and len(_decode(before[-1])) == width >= 40:
+            pieces.insert(0, before.pop())
+            begin -= len(pieces[0]) + 1
+        while len(_decode(pieces[-1])) == width >= 40:
+            if not after and not final:
+                raise _NeedMore
+            if not after or after[0][:4].translate(_MASK) == pieces[0][:4].translate(_MASK):
+                break
+            if complete and not re.match(rb"[\d.eE+-]*\s*[|,;)\]}]", after[0]):
+                break
+            pieces.append(after.pop(0))
+            end += len(pieces[-1]) + 1
+        joined = read_rows(_decode(b"".join(pieces)), self._keys) if len(pieces) > 1 else []
+        better = sum(len(row.hits) for row in joined) >= max(1, sum(len(row.hits) for row in rows)) and all(row.marks for row in joined)
+        if complete and joined and better:  # only the torn number may have changed
+            better = [hit.number_start for hit in joined[-1].hits] == [hit.number_start for hit in rows[-1].hits]
+        return (begin, end, joined) if better and joined else None
+
+    def _step_elsewhere(self, begin: int, end: int, final: bool) -> int | None:
+        """Step of values whose own line names none: from the lines before, or from those behind if this log does it so."""
+        for line in reversed(self._data[max(self._gap or 0, begin - 8192) : begin].split(b"\n")[-60:]):
+            mark = _line_mark(line)
+            if mark:
+                self._context = mark.value
+                break
+        rewritten = re.search(rb"\n {20,}\n$", self._data[max(0, begin - 400) : begin])  # `tqdm.write`: the bar comes again, up to date
+        if rewritten or self._step_follows or self._context is None:
+            mark = self._mark_behind(end, final)
+            if mark:
+                self._step_follows |= not rewritten
+                return mark.value
+        return self._context
+
+    def _mark_behind(self, end: int, final: bool) -> _Mark | None:
+        """The first counter behind a line, if it comes before the next values."""
+        stop = self._data.rfind(b"\n", end, end + LOOK_AHEAD)
+        for line in self._data[end + 1 : max(stop, end + 1)].split(b"\n"):
+            if any(key.scan.search(line) for key in self._keys[:1]):
+                return None
+            mark = _line_mark(line)
+            if mark:
+                return mark
+        if len(self._data) < end + LOOK_AHEAD and not final:
+            raise _NeedMore
+        return None
+
+    def _learn(self, line: bytes, row: _Row) -> None:
+        """Compare the shortcut with a line that was read in full, or make a new one from it."""
+        picks: dict[_Key, tuple[_Track, _Hit]] = {}
+        for hit in row.hits:
+            for mark in row.marks:
+                track = hit.key.tracks.get(row.kind(hit, mark))
+                if track and mark.end and (hit.key not in picks or track.score() > picks[hit.key][0].score()):
+                    picks[hit.key] = (track, hit)
+        tracks = [track for track, _ in picks.values()]
+        if not tracks:
+            return
+        mark, rank = tracks[0].mark_of(row), _RANK.search(line.decode())
+        if mark.order > 2 or row.validation or row.micro or any(t.offset or t.mark.name != mark.name for t in tracks) or (rank and rank.end() > mark.start):
+            return
+        shortcut, got = self._shortcut, self._shortcut and self._shortcut.read(line)
+        expected = (mark.value, [hit.number.encode() for _, hit in picks.values()])
+        if not got or got[1:] != expected or shortcut.tracks != tracks:
+            self._shortcut = _Shortcut(line, row, list(picks.values()))
+            return
+        shortcut.shapes[got[0]] = row.rank is None or row.rank == tracks[0].rank
+        shortcut.confirmed += 1
+        if shortcut.confirmed == TRUSTED:
+            for _, hit in picks.values():
+                hit.key.literal = hit.spelling.encode()
+
+    def _quick(self, line: bytes) -> bool:
+        """Read a line by the shortcut; `False` if it has to be read in full."""
+        shortcut = self._shortcut
+        got = shortcut.read(line) if shortcut.confirmed >= TRUSTED else None
+        wanted = shortcut.shapes.get(got[0]) if got else None
+        if wanted is None or wanted is False:
+            return wanted is False
+        _, step, numbers = got
+        first = shortcut.tracks[0]
+        if step == first.last and float(numbers[0]) == first.values[step]:
+            return True
+        if any(step <= track.last for track in shortcut.tracks):
+            return False
+        for track, number in zip(shortcut.tracks, numbers):
+            track.append(step, float(number), _last_digit(number, b"e", b"."))
+        return True
+
+    def _count_fields(self, data: bytes) -> None:
+        for match in _FIELD.finditer(_decode(data)):
+            if match[1] in self._fields or len(self._fields) < 500:
+                self._fields[match[1]] = self._fields.get(match[1], 0) + 1
+
+
+def _line_mark(line: bytes) -> _Mark | None:
+    """The step that a line without values names."""
+    text = _decode(line)
+    marks = [] if _VALIDATION.search(text) else [mark for mark in find_steps(text) if mark.order < 5]
+    return min(marks, key=lambda mark: (mark.order, -mark.start), default=None)
+
+
+def score_log(data: bytes, keywords: list[str | None]) -> int:
+    """How many values of the first keyword a text has: the log file with the metrics is the one that has most."""
+    reader = MetricReader(keywords)
+    reader.feed(data)
+    loss = reader.finish().series.get("loss")
+    return len(loss.values) if loss else 0
+
+
+def read_metrics(chunks: Iterable[bytes], keywords: list[str | None], side_name: str) -> Metrics:
+    """Read a whole log; a `RunError` that helps to choose the keyword if it has no loss."""
+    reader = MetricReader(keywords)
+    for chunk in chunks:
+        reader.feed(chunk)
+    metrics = reader.finish()
+    if "loss" not in metrics.series:
+        seen = metrics.numeric_fields
+        near = difflib.get_close_matches(keywords[0] or "", seen, 3, 0.4) + [name for name in seen if name in (keywords[0] or "")][:3]
+        hint = f"最接近的字段: {', '.join(dict.fromkeys(near))}。" if near else ""
+        listed = ", ".join(f"{name} ({count} 次)" for name, count in list(seen.items())[:30]) or "没有任何数值字段, 请检查 log_path"
+        raise RunError(f"{side_name} 的日志中找不到关键字 {keywords[0]!r} 的数值", f"{hint}日志中的数值字段: {listed}。请修改 debug.log_keywords")
+    return metrics
+
+
+class Phase(str, enum.Enum):
+    """Which part of a training step the curves point to."""
+
+    FORWARD_OR_DATA = "forward_or_data"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    LATE = "late"
+
+
+PHASE_TEXT = {
+    Phase.FORWARD_OR_DATA: "指向数据、初始权重或前向计算",
+    Phase.BACKWARD: "指向反向计算、梯度归约或梯度范数的计算",
+    Phase.OPTIMIZER: "指向优化器、梯度裁剪或学习率",
+    Phase.LATE: "指向该步才触发的逻辑",
+}
+
+
+@dataclass
+class MetricDiff:
+    """How far one metric is apart; "over tolerance" and "bad" allow for the rounding of the printed values."""
+
+    keyword: str | None
+    steps_compared: int
+    mean_abs_diff: float
+    max_abs_diff: float
+    mean_rel_diff: float
+    max_rel_diff: float
+    first_step_over_tolerance: int | None
+    first_bad_index: int | None
+    previous_good_step: int | None
+    first_visible_index: int | None  # first difference that rounding does not explain, however small
+    shape: str | None  # "nan", "first", "spike", "drift", "early" or "late"
+
+
+@dataclass
+class Comparison:
+    """Both logs against each other: one `MetricDiff` per metric, what could not be compared, and what to say about it."""
+
+    diffs: dict[str, MetricDiff]
+    unmatched_steps: dict[str, dict[str, list[int]]]
+    agrees: bool
+    sentences: list[str]
+
+
+def _difference(a: float, b: float) -> float:
+    """Distance of two values: 0 for the same infinity and for two NaN, NaN if only one is."""
+    return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else abs(a - b)
+
+
+def _diff_series(baseline: Series, test: Series, steps: list[int], tolerance: float, mode: str) -> MetricDiff:
+    rounding_a, rounding_b = baseline.rounding(), test.rounding()
+    absolute, relative, bad, visible = [], [], [], []
+    for index, step in enumerate(steps):
+        a, b = baseline.values[step], test.values[step]
+        difference, scale = _difference(a, b), abs(a) or abs(b) or 1.0
+        absolute.append(difference)
+        relative.append(difference / scale if math.isfinite(scale) or not difference else math.nan if math.isnan(difference) else math.inf)
+        slack = (rounding_a[step] + rounding_b[step]) * (1 + 1e-9) + 1e-12 * scale if math.isfinite(scale) else 0.0
+        if not difference <= slack:
+            visible.append(index)
+        if not difference <= slack + tolerance * (scale if mode == "relative" and math.isfinite(scale) else 1.0):
+            bad.append(index)
+    first = bad[0] if bad else None
+    return MetricDiff(
+        baseline.keyword, len(steps), _mean(absolute), _largest(absolute), _mean(relative), _largest(relative),
+        None if first is None else steps[first], first, steps[first - 1] if first else None,
+        visible[0] if visible else None, _shape(absolute, bad) if bad else None,
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _shape(differences: list[float], bad: list[int]) -> str:
+    """Name the course of the differences."""
+    first = bad[0]
+    if not math.isfinite(differences[first]):
+        return "nan"
+    if first == 0:
+        return "first"
+    if len(bad) <= max(1, len(differences) // 20) and len(differences) - 1 - bad[-1] >= max(2, len(bad)):
+        return "spike"
+    if differences[first] < 4 * max(differences[max(0, first - 3) : first]):
+        return "drift"
+    return "early" if first <= 5 else "late"
+
+
+SHAPE_TEXT = {
+    "nan": "从 step {step} 起一侧为 NaN 或无穷而另一侧不是",
+    "first": "从第一个共同的 step {step} 起就超出容差",
+    "spike": "只在 step {step} 附近出现尖峰, 之后又一致",
+    "drift": "差异逐步累积, 到 step {step} 超出容差",
+    "early": "前 {index} 步一致, 训练早期的 step {step} 突然超出容差",
+    "late": "前 {index} 步一致, 到 step {step} 突然超出容差",
+}
+
+
+def compare_metrics(baseline: Metrics, test: Metrics, tolerance: float, mode: str) -> Comparison:
+    """Compare both logs step by step."""
+    diffs, unmatched, sentences = {}, {}, []
+    for name, title in METRICS.items():
+        a, b = baseline.series.get(name), test.series.get(name)
+        if a is None or b is None:
+            if a or b:
+                sentences.append(f"{title} 只在 {'baseline' if a else 'test'} 的日志中有, 不参与判断")
+            continue
+        steps = sorted(a.values.keys() & b.values.keys())
+        if not steps and name == "loss":
+            raise RunError(f"两侧的日志没有共同的步: baseline {_span(a)}, test {_span(b)}", "请检查 log_path, 以及两侧打印日志的间隔")
+        if not steps:
+            sentences.append(f"{title}: 两侧没有共同的步 (baseline {_span(a)}, test {_span(b)}), 不参与判断")
+            continue
+        diffs[name] = diff = _diff_series(a, b, steps, tolerance, mode)
+        unmatched[name] = {"baseline": sorted(a.values.keys() - b.values.keys()), "test": sorted(b.values.keys() - a.values.keys())}
+        if any(unmatched[name].values()):
+            sentences.append(f"{title}: 两侧的步不同 (baseline {_span(a)}, test {_span(b)}), 只比较共同的 {len(steps)} 步")
+        if diff.shape:
+            sentences.append(f"{title}: " + SHAPE_TEXT[diff.shape].format(step=diff.first_step_over_tolerance, index=diff.first_bad_index))
+            sentences += [f"{title}: {text}" for text in _logging_suspicions(a, b, steps, tolerance)]
+    agrees = all(diff.first_bad_index is None for diff in diffs.values())
+    comparison = Comparison(diffs, unmatched, agrees, sentences)
+    if not agrees:
+        sentences.append(f"从曲线看, {PHASE_TEXT[phase_from_curves(comparison)]} (只是线索, 不是结论)")
+    return comparison
+
+
+def _span(series: Series) -> str:
+    steps = sorted(series.values)
+    gaps = sorted(b - a for a, b in zip(steps, steps[1:]))
+    return f"step {steps[0]}-{steps[-1]} 共 {len(steps)} 步" + (f" 每 {gaps[len(gaps) // 2]} 步" if gaps and gaps[len(gaps) // 2] > 1 else "")
+
+
+def _logging_suspicions(a: Series, b: Series, steps: list[int], tolerance: float) -> Iterator[str]:
+    """Differences that may lie in the printing alone: a factor, another numbering, a mean over steps."""
+    def near(x: float, y: float) -> bool:
+        return _difference(x, y) <= tolerance * max(1.0, abs(x)) * 0.5 + 1e-3 * abs(x) * 0.1
+
+    ratios = [b.values[s] / a.values[s] for s in steps if a.values[s] and math.isfinite(a.values[s]) and math.isfinite(b.values[s])]
+    if len(ratios) >= 3 and max(ratios) - min(ratios) <= 2e-3 * abs(_mean(ratios)) and abs(_mean(ratios) - 1) > 5e-3:
+        yield f"test 与 baseline 之比恒为 {_mean(ratios):.4g}, 疑似只是打印口径不同 (例如差了卡数、micro-batch 数或梯度累积数的倍数)"
+    for shift in (-1, 1):
+        pairs = [(a.values[s], b.values[s + shift]) for s in a.values if s + shift in b.values]
+        if len(pairs) >= 3 and all(near(x, y) for x, y in pairs):
+            yield f"test 的 step n{shift:+d} 与 baseline 的 step n 数值相同, 疑似只是步的编号差 1"
+    for name, fine, coarse in (("test", a, b), ("baseline", b, a)):
+        text = _mean_over_steps(fine, coarse, near)
+        if text:
+            yield f"{name} 的数值等于另一侧{text}, 疑似只是打印口径不同"
+
+
+def _mean_over_steps(fine: Series, coarse: Series, near) -> str:
+    """How the values of `coarse` are means of those of `fine`, "" if they are not."""
+    steps, total, sums = sorted(fine.values), 0.0, {}
+    for count, step in enumerate(steps, 1):
+        total += fine.values[step]
+        sums[step] = (total, count)
+    common = [step for step in sorted(coarse.values) if step in sums]
+    if len(common) < 3 or not math.isfinite(total):
+        return ""
+    if all(near(coarse.values[s], sums[s][0] / sums[s][1]) for s in common):
+        return "从开头到该步的平均"
+    windows = list(zip(common, common[1:]))
+    counts = [sums[after][1] - sums[before][1] for before, after in windows]
+    if min(counts) > 1 and all(near(coarse.values[s], (sums[s][0] - sums[r][0]) / n) for (r, s), n in zip(windows, counts)):
+        return f"最近 {max(counts)} 步的平均"
+    return ""
+
+
+def phase_from_curves(comparison: Comparison) -> Phase:
+    """Where in a step the difference enters, by the order in which loss and grad norm part; a hint, not a proof."""
+    loss, norm = comparison.diffs["loss"], comparison.diffs.get("grad_norm")
+
+    def start(diff: MetricDiff | None) -> float:
+        index = diff and (diff.first_visible_index if diff.shape == "drift" else diff.first_bad_index)
+        return math.inf if index is None else index
+
+    if start(loss) == 0:
+        return Phase.FORWARD_OR_DATA
+    if start(norm) == 0:
+        return Phase.BACKWARD
+    if start(loss) == 1:
+        return Phase.OPTIMIZER if norm else Phase.BACKWARD
+    return Phase.LATE
+
+
+def result_block(comparison: Comparison) -> str:
+    """The result as the terminal shows it."""
+    rule = "=" * 50
+    lines = [
+        f"{METRICS[name]} - 平均差异: {diff.mean_abs_diff:.6f}, 最大差异: {diff.max_abs_diff:.6f}" for name, diff in comparison.diffs.items()
+    ]
+    return "\n".join([rule, "精度对比结果:", rule, *lines, f"精度一致性: {'✓ 一致' if comparison.agrees else '✗ 不一致'}", rule])
+
+# ======================================================================================================================
+# 7. msprobe
+# ======================================================================================================================
+# `msprobe compare` changes from version to version, and neither its exit code nor its verdict can be believed: a run
+# without any result may end with 0, and a row that is 20 % off may read "pass".  So the two dump.json of one rank and
+# step are compared in a private folder, the result is read by column name, and every difference is recomputed.
+
+
+@dataclass(frozen=True)
+class DumpFiles:
+    """The dump of one rank and step: its dump.json, its stack.json if there is one, and which rank and step they are."""
+
+    dump: str
+    stack: str | None
+    rank: int
+    step: int | None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A parsed dump: `apis` in execution order, `stacks` by API name (innermost frame first, as in the file)."""
+
+    apis: dict[str, dict[str, Any]]
+    stacks: dict[str, list[Frame]]
+    is_md5: bool
+    task: str
+    level: str
+
+
+@dataclass(frozen=True)
+class TensorStat:
+    """One argument or result of a call.  A tensor has a `shape`; a Python value has none; None has no `dtype` either."""
+
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    max: float | None = None
+    min: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    md5: str | None = None
+    requires_grad: bool | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison: `number` as a spreadsheet counts (the first below the header is 2)."""
+
+    number: int
+    npu_name: str
+    bench_name: str | None
+    npu: TensorStat
+    bench: TensorStat | None
+    stack: list[Frame] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RowDiff:
+    """How far both sides are apart: relative, or `inf` where nothing can be weighed (a dtype, a NaN, a constant).
+
+    `weak` marks what alone proves nothing: a difference within the rounding of the dtype, or of requires_grad.
+    """
+
+    value: float = 0.0
+    reason: str = ""
+    weak: bool = False
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first inconsistent row, why it is one, both call stacks (innermost first), and what else is worth knowing."""
+
+    row: int
+    npu_name: str
+    bench_name: str | None
+    reason: str
+    is_backward: bool
+    test_stack: list[Frame]
+    baseline_stack: list[Frame]
+    difference: float = math.inf
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """What `msprobe compare` wrote: where it is now, its rows, and the version that wrote it."""
+
+    path: str
+    rows: list[Row]
+    version: str
+
+
+# --- Dumps: find and read ---
+
+
+def _dumps_in(host: Host, data_dir: str) -> Iterator[tuple[str, int | None, int | None]]:
+    """(dump.json, step, rank) below a dump root, a step folder or a rank folder; no rank for a lone `rank` or `proc<pid>`."""
+    for below in ("", "/*", "/*/*"):
+        for path in host.find(f"{glob.escape(data_dir.rstrip('/'))}{below}/dump.json"):
+            *_, above, folder, _ = ["", *path.split("/")]
+            rank, step = re.fullmatch(r"rank(\d*)|proc\d+", folder), re.fullmatch(r"step(\d+)", above)
+            if rank and (step or below != "/*/*"):
+                yield path, int(step[1]) if step else None, int(rank[1]) if rank[1] else None
+
+
+def steps_in(host: Host, data_dir: str) -> list[int]:
+    """The steps dumped under `data_dir`, so that the caller can pick the smallest one that both sides have."""
+    return sorted({step for _, step, _ in _dumps_in(host, data_dir) if step is not None})
+
+
+def find_dump(host: Host, data_dir: str, rank: int, step: int | None = None) -> DumpFiles | None:
+    """The dump of `rank` at `step` (the first step dumped if None); a run of one process has no rank number and is rank 0."""
+    found = [item for item in _dumps_in(host, data_dir) if step is None or item[1] in (step, None)]
+    at = min((item[1] for item in found if item[1] is not None), default=None)
+    here = [item for item in found if item[1] == at]
+    wanted = [path for path, _, number in here if number == rank] or [path for path, _, number in here if number is None and rank == 0]
+    if len(wanted) > 1:
+        wanted.sort(key=lambda path: getattr(host.stat(path), "mtime_ns", 0))
+        terminal.warn(f"{data_dir} 中有 {len(wanted)} 份同一步的 dump（多次运行留下的），使用最新的 {wanted[-1]}")
+    if not wanted:
+        return None
+    stack = os.path.dirname(wanted[-1]) + "/stack.json"
+    return DumpFiles(wanted[-1], stack if host.stat(stack) else None, rank, at)
+
+
+def load_dump(host: Host, files: DumpFiles) -> Dump:
+    """Read dump.json and stack.json; `MsprobeError` says why a dump cannot be used."""
+    text = host.read(files.dump).decode("utf-8", "replace")
+    try:
+        content = json.loads(text)  # accepts the bare NaN and Infinity that msprobe writes
+    except ValueError as error:
+        raise MsprobeError(f"{files.dump} 不完整（{error}）", "训练很可能在 dump 时被中止，请重新 dump 这一步") from None
+    apis = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(apis, dict) or not apis:
+        hint = "请检查训练脚本里 PrecisionDebugger 的 start/stop/step 和它的 step、rank 设置"
+        raise MsprobeError(f"{files.dump} 中没有任何 API 数据", hint)
+    apis = {name: entry for name, entry in apis.items() if isinstance(entry, dict)}
+    return Dump(apis, _load_stacks(host, files), '"md5"' in text, str(content.get("task")), str(content.get("level")))
+
+
+def _load_stacks(host: Host, files: DumpFiles) -> dict[str, list[Frame]]:
+    """stack.json by API, flat (`{api: [frames]}`, up to 1.3) or grouped (`{"0": [[apis], [frames]]}`, since 8.1)."""
+    if files.stack is None:
+        terminal.warn(f"{files.dump} 旁边没有 stack.json，无法得到调用栈")
+        return {}
+    try:
+        content = json.loads(host.read(files.stack).decode("utf-8", "replace"))
+        grouped = {api: item[1] for item in content.values() if isinstance(item[0], list) for api in item[0]}
+        return {api: parse_stack(frames) for api, frames in (grouped or content).items()}
+    except (ValueError, AttributeError, LookupError, TypeError) as error:
+        terminal.warn(f"{files.stack} 不完整（{error}），无法得到调用栈")
+        return {}
+
+
+# File /home/user/train/t.py, line 21, in forward, \n h=s.q(s.n(x))
+FRAME = re.compile(r"\s*File (?P<file>.+?), line (?P<line>\d+), in (?P<function>.+?)(?:, ?\n(?P<code>.*))?", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _parse_frame(text: str) -> Frame | None:
+    match = FRAME.fullmatch(text)
+    return match and Frame(match["file"], int(match["line"]), match["function"], (match["code"] or "").strip())
+
+
+def parse_stack(frames: Iterable[str]) -> list[Frame]:
+    """The frames of a stack as msprobe writes them, innermost first."""
+    return [frame for frame in map(_parse_frame, map(str, frames)) if frame]
+
+
+def check_pair(baseline: Dump, test: Dump) -> None:
+    """Refuse two dumps that `msprobe compare` refuses; warn where they are not of one kind or version."""
+    if baseline.is_md5 != test.is_md5 or baseline.task != test.task:
+        kinds = [f"{dump.task}{'（md5）' if dump.is_md5 else ''}" for dump in (baseline, test)]
+        raise MsprobeError(f"两侧 dump 的内容不同: baseline 是 {kinds[0]}，test 是 {kinds[1]}", "请用相同的 config.json 重新 dump")
+    old = [any("is_recompute" in entry for entry in dump.apis.values()) for dump in (baseline, test)]
+    if baseline.level != test.level or old[0] != old[1]:
+        terminal.warn("两侧 dump 的 level 不同，或由不同版本的 msprobe 写出: 记录的 API 不完全相同，只比较双方都有的部分")
+
+
+# --- msprobe compare: run ---
+
+CLEAN_PATH = re.compile(r"[A-Za-z0-9_./-]+")  # msprobe refuses every other character in a path
+VERSION_CODE = "import importlib.metadata as m; print('msprobe', m.version('mindstudio-probe'))"
+FULL_PATH_CODE = 'p=$(command -v "$1") && case $p in /*) echo "$p";; *) echo "$PWD/$p";; esac'
+SHORTEST_LIMIT = 180.0  # s; starting msprobe takes 10 s of CPU, on a busy machine a minute
+
+
+@dataclass(frozen=True)
+class Msprobe:
+    """An msprobe that can be started: the words that start it, its environment, its version."""
+
+    argv: list[str]
+    env: dict[str, str]
+    version: str
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has the command line of 26.0 and later."""
+        return int(self.version.split(".")[0]) >= 26
+
+
+def find_msprobe(host: Host, config: MsprobeConfig) -> Msprobe:
+    """Find the configured command on `host`, and its version from the interpreter that owns it."""
+    argv = [config.command] if host.stat(config.command) else shlex.split(config.command) or ["msprobe"]
+    where = _ask(host, ["sh", "-c", FULL_PATH_CODE, "sh", argv[0]], {})
+    if where.code:
+        hint = "请 pip install mindstudio-probe，或在 config.json 的 msprobe.command 写它的完整路径"
+        raise MsprobeError(f"{host.name} 上找不到 msprobe 命令 {config.command!r}", hint)
+    argv[0] = where.out.strip()
+    env = {"PYTHONUNBUFFERED": "1", **({"PYTHONPATH": config.pythonpath} if config.pythonpath else {})}
+
+    interpreter = _interpreter_of(argv[0], host.read(argv[0], 0, 512))
+    answer = _ask(host, [*interpreter, "-c", VERSION_CODE], env) if interpreter else None
+    if answer is None or answer.code:  # a wrapper such as `conda run`, or a source checkout: ask the command itself
+        answer = _ask(host, [*argv, "--version"], env)
+    version = re.search(r"msprobe (\d+\.\S*)", answer.out)
+    if answer.code == 0 and (version or "usage: msprobe" in answer.out):  # before 26, --version prints the help
+        return Msprobe(argv, env, version[1] if version else "8")
+    raise MsprobeError(f"msprobe 不能启动: {_last_error(answer.out + answer.err)}", f"请手动运行 {shlex.join(argv)} --version 检查")
+
+
+def _ask(host: Host, argv: list[str], env: dict[str, str]) -> Finished:
+    """Run a short command; one that cannot be started ends like any other that fails."""
+    try:
+        return host.run(argv, env=env, timeout=SHORTEST_LIMIT)
+    except HostError as error:
+        return Finished(127, "", error.message)
+
+
+def _interpreter_of(path: str, head: bytes) -> list[str]:
+    """The Python that runs the script `path`, from its first bytes; nothing if it is not a plain Python script."""
+    if re.fullmatch(r"python[\d.]*", os.path.basename(path)):
+        return [path]
+    text = head.decode("utf-8", "replace")
+    if trampoline := re.match(r"#!/bin/sh\n'''exec' (?:\"([^\"\n]+)\"|(\S+))", text):  # by pip where the path is long or has blanks
+        return [trampoline[1] or trampoline[2]]
+    words = text[2:].split("\n", 1)[0].split() if text.startswith("#!") else []
+    return words if words and "python" in words[-1] else []
+
+
+def run_msprobe_compare(
+    host: Host, config: MsprobeConfig, baseline: DumpFiles, test: DumpFiles, out_dir: str, progress: Callable[[str], None]
+) -> ResultFile:
+    """Compare two dumps with the msprobe of `host` and put the result file into `out_dir`.
+
+    `MsprobeError` carries msprobe's own last error and the command to try by hand; the private folder is kept for that.
+    """
+    program = find_msprobe(host, config)
+    baseline, test = (files if _load_stacks(host, files) else replace(files, stack=None) for files in (baseline, test))
+    _make_folder(host, out_dir)  # before the long part, so that an unusable folder is known at once
+    work, command = _private_folder(host), program.argv
+    try:
+        command = _compare_command(host, program, work, baseline, test)
+        size = max(getattr(host.stat(files.dump), "size", 0) for files in (baseline, test))
+        code, log = _run_logged(host, program, command, work, _time_limit(program, size), progress)
+        result = _take_result(host, program, work, out_dir, code, log)
+    except (MsprobeError, HostError) as error:
+        words = ["env", f"PYTHONPATH={config.pythonpath}", *command] if config.pythonpath else command
+        raise MsprobeError(error.message, f"可手动运行: {shlex.join(words)}（输入和日志保留在 {work}）") from error
+    except BaseException:
+        host.remove(work)
+        raise
+    host.remove(work)
+    return result
+
+
+def _make_folder(host: Host, path: str) -> None:
+    try:
+        host.makedirs(path)
+    except HostError as error:
+        raise MsprobeError(f"msprobe.compare_output_dir 不可用: {error.message}") from error
+
+
+def _private_folder(host: Host) -> str:
+    """A new folder of our own (0700) whose path msprobe accepts."""
+    for options in (["-t"], ["-p", "/var/tmp"]):  # the first follows TMPDIR, which may have blanks
+        made = host.run(["mktemp", "-d", *options, "precision_comparer_XXXXXXXX"])
+        path = made.out.rstrip("\n")
+        if made.code == 0 and CLEAN_PATH.fullmatch(path):
+            return path
+        if made.code == 0:
+            host.remove(path)
+    raise MsprobeError(f"{host.name} 上不能建立临时目录: {made.err.strip() or path}")
+
+
+def _compare_command(host: Host, program: Msprobe, work: str, baseline: DumpFiles, test: DumpFiles) -> list[str]:
+    """Lay the inputs into `work` and return the command that compares them."""
+    ours, theirs = _stage(host, test, f"{work}/test"), _stage(host, baseline, f"{work}/baseline")
+    if program.is_new:  # never --xlsx: csv is read 7 to 100 times faster, and 26.0.0 does not know the option
+        return [*program.argv, "compare", "-tp", f"{ours}/dump.json", "-gp", f"{theirs}/dump.json", "-o", f"{work}/out"]
+    paths = {"npu_path": f"{ours}/dump.json", "bench_path": f"{theirs}/dump.json", "is_print_compare_log": True}
+    stack = {"stack_path": f"{ours}/stack.json"} if test.stack else {}  # null or a missing file would be an error
+    host.write(f"{work}/compare.json", json.dumps(paths | stack).encode(), mode=0o640)
+    framework = "mindspore" if b'"framework": "mindspore"' in host.read(test.dump, 0, 2000) else "pytorch"
+    options = ["-i", f"{work}/compare.json", "-o", f"{work}/out", *(["-s"] if stack else []), "-c"]
+    return [*program.argv, "-f", framework, "compare", *options]
+
+
+def _stage(host: Host, files: DumpFiles, folder: str) -> str:
+    """Copy a dump into `folder`: msprobe refuses blanks, symlinks, foreign owners and loose permissions on the way to it."""
+    commands = [["install", "-d", "-m", "750", folder], ["install", "-m", "640", files.dump, f"{folder}/dump.json"]]
+    commands += [["install", "-m", "640", files.stack, f"{folder}/stack.json"]] if files.stack else []
+    tensors = f"{os.path.dirname(files.dump)}/dump_tensor_data"
+    if b'"task": "tensor"' in host.read(files.dump, 0, 2000) and host.stat(tensors):  # gigabytes: linked where that works
+        commands += [["sh", "-c", 'cp -rl "$1" "$2" || cp -r "$1" "$2"', "sh", tensors, folder]]
+    for command in commands:
+        done = host.run(command)
+        if done.code:
+            raise MsprobeError(f"不能准备 msprobe 的输入: {done.err.strip()}")
+    return folder
+
+
+def _time_limit(program: Msprobe, size: int) -> float:
+    """Seconds: 10 + 2.5 per 1,000 calls (800 bytes each) of CPU, twice that where xlsx is written, times a margin of 6."""
+    writes_xlsx = not program.is_new or program.version.startswith("26.0.")
+    return max(SHORTEST_LIMIT, 6 * (10 + 2.5 * size / 800_000) * (2 if writes_xlsx else 1))
+
+
+def _run_logged(
+    host: Host, program: Msprobe, command: list[str], work: str, limit: float, progress: Callable[[str], None]
+) -> tuple[int, str]:
+    """Run the comparison to its end and return its exit code and everything it wrote."""
+    started = said = time.monotonic()
+    handle = host.start(command, work, program.env, f"{work}/msprobe.log")
+    try:
+        while (code := host.poll(handle)) is None:
+            now = time.monotonic()
+            if now - started > limit:
+                raise MsprobeError(f"msprobe compare 超过 {limit:.0f} 秒仍未结束，已停止")
+            if now - said >= 5:
+                said = now
+                progress(f"msprobe {program.version} compare 运行中，已 {now - started:.0f} 秒（上限 {limit:.0f} 秒）")
+            time.sleep(0.2)
+    except BaseException:
+        host.stop(handle)
+        raise
+    return code, host.read(f"{work}/msprobe.log").decode("utf-8", "replace")
+
+
+def _take_result(host: Host, program: Msprobe, work: str, out_dir: str, code: int, log: str) -> ResultFile:
+    """Accept exactly one result file with matched rows and move it to `out_dir`; the exit code alone proves nothing."""
+    found = [path for path in host.find(f"{work}/out/compare_result*") if path.endswith((".csv", ".xlsx"))]
+    if code or len(found) != 1:
+        raise MsprobeError(f"msprobe compare 失败（退出码 {code}，结果文件 {len(found)} 个）: {_last_error(log)}")
+    rows = read_result(found[0], host.read(found[0]))
+    if not any(row.bench for row in rows):
+        raise MsprobeError(f"msprobe compare 的 {len(rows)} 行结果没有一行能与 baseline 配对，两侧没有相同的 API")
+    kept = f"{out_dir.rstrip('/')}/{os.path.basename(found[0])}"
+    moved = host.run(["mv", "-f", found[0], kept])
+    if moved.code:
+        raise MsprobeError(f"不能把结果文件放到 {out_dir}: {moved.err.strip()}")
+    return ResultFile(kept, rows, program.version)
+
+
+def _last_error(log: str) -> str:
+    """msprobe's own last error; the CANN line is printed on every machine without an NPU and means nothing."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", log) if line.strip() and "CANN environment" not in line]
+    for pattern in (r"\[ERROR\](?! Compare failed)", r"^[\w.]+(Error|Exception)\b", r"\[ERROR\]|\[WARNING\]", ""):
+        if said := [line for line in lines if re.search(pattern, line)]:
+            missing = re.search(r"No module named '([\w.]+)'", said[-1])
+            package = missing and ("mindstudio-probe" if missing[1].startswith("msprobe") else missing[1])
+            advice = f"（请在 msprobe 的环境里 pip install {package}）" if package else ""
+            return re.sub(r"^.*?\[(ERROR|WARNING)\]\s*", "", said[-1]).rstrip(".") + advice
+    return "没有任何输出"
+
+
+# --- msprobe compare: read its result ---
+
+NEEDED_COLUMNS = ["NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape"]
+READ_COLUMNS = {*NEEDED_COLUMNS, "NPU MD5", "BENCH MD5", "NPU_Stack_Info"} | {
+    f"{side} {what}" for side in ("NPU", "Bench") for what in ("max", "min", "mean", "l2norm", "Requires_grad")
+}
+MISSING = {"", "none", "n/a", "unsupported", "<class 'nonetype'>"}
+
+
+def read_result(path: str, data: bytes | None = None) -> list[Row]:
+    """The rows of a result file (csv or xlsx, of any msprobe version), or of its contents `data`; no verdict is read."""
+    import pandas  # half a second that --help and a wrong config need not wait for
+
+    source = io.BytesIO(data) if data is not None else path
+    engine = "calamine" if importlib.util.find_spec("python_calamine") else "openpyxl"  # the second takes 14 times longer
+    try:  # everything as text: an MD5 such as 0012e456 is no number, and N/A, None and NaN are not the same
+        if path.endswith(".csv"):
+            table = pandas.read_csv(source, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        else:
+            table = pandas.read_excel(source, dtype=str, keep_default_na=False, engine=engine)
+    except Exception as error:  # every reader has errors of its own
+        raise MsprobeError(f"msprobe 的结果文件 {path} 读不出来: {error}") from None
+    table.columns = [str(name).strip() for name in table.columns]
+    lacking = [name for name in NEEDED_COLUMNS if name not in table.columns]
+    if lacking or table.empty:
+        raise MsprobeError(f"msprobe 的结果文件 {path} " + (f"缺少列 {', '.join(lacking)}" if lacking else "没有任何一行"))
+    return list(_rows_of(table[[name for name in table.columns if name in READ_COLUMNS]]))
+
+
+def _rows_of(table: Any) -> Iterator[Row]:
+    """The rows of a result table; the stack, written on an API's first row only, is given to all its rows."""
+    stacks: dict[str, list[Frame]] = {}
+    names = list(table.columns)
+    for number, texts in enumerate(zip(*(table[name].tolist() for name in names)), start=2):
+        cells = (str(text).strip() for text in texts)  # inf may read 'inf\t' or ' inf'
+        cell = {name: None if text.lower() in MISSING else text for name, text in zip(names, cells)}
+        api, bench = api_of(cell["NPU Name"] or ""), cell["Bench Name"]
+        if cell.get("NPU_Stack_Info"):
+            stacks[api] = _stack_of_cell(cell["NPU_Stack_Info"])
+        theirs = _stat_of_cells(cell, "Bench", "BENCH MD5") if bench else None
+        yield Row(number, cell["NPU Name"] or "", bench, _stat_of_cells(cell, "NPU", "NPU MD5"), theirs, stacks.get(api, []))
+
+
+def _stack_of_cell(text: str) -> list[Frame]:
+    try:  # the cell is the repr of a list
+        return parse_stack(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):
+        return []
+
+
+def _stat_of_cells(cell: dict[str, str | None], side: str, md5: str) -> TensorStat:
+    """One side of a result row.  Python values have a dtype such as <class 'float'> and stand in all four statistics."""
+    dtype, grad, first = cell[f"{side} Dtype"], cell.get(f"{side} Requires_grad"), cell.get(f"{side} max")
+    if dtype and dtype.startswith("<class "):
+        number = None if "str" in dtype else _number(first)
+        return TensorStat(dtype[8:-2].rpartition(".")[2], md5=cell.get(md5), value=first if number is None else number)
+    numbers = (_number(cell.get(f"{side} {name}")) for name in ("max", "min", "mean", "l2norm"))
+    shape = tuple(map(int, re.findall(r"\d+", cell[f"{side} Tensor Shape"] or ""))) if dtype else None
+    return TensorStat(dtype, shape, *numbers, cell.get(md5), None if grad is None else grad.lower() == "true")
+
+
+def _number(value: Any) -> float | None:
+    """A statistic as a float: True is 1, `inf`, `nan` and a final % are understood, anything else is missing."""
+    text = str(value).strip().lower().rstrip("%")
+    try:
+        return float({"true": "1", "false": "0"}.get(text, text))
+    except ValueError:
+        return None
+
+
+# --- The same from the dumps alone ---
+
+# <api>.input.0, <api>.input.keepdim, <api>.parameters.weight, <api>.output.0; <module>.parameters_grad.0.weight
+API = re.compile(r"(.+\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output|parameters)\..*|(.+\.parameters_grad(?:\.\d+)?)(?:\..*)?")
+GROUPS = {"input_args": ".input", "input": ".input", "input_kwargs": ".input", "parameters": ".parameters", "output": ".output"}
+PLACES = {"torch.device", "torch.ProcessGroup", "mindspore.ProcessGroup", "torch.memory_format"}  # where, not what
+
+
+def api_of(name: str) -> str:
+    """The call a row belongs to: `Tensor.pow.0.forward` for `Tensor.pow.0.forward.input.1`."""
+    match = API.fullmatch(name)
+    return (match[1] or match[2]) if match else name
+
+
+def is_backward(name: str) -> bool:
+    """Whether a row or call belongs to the backward pass."""
+    return ".parameters_grad" in name or ".backward" in name
+
+
+def forward_of(api: str) -> str:
+    """The forward call that a backward call belongs to: it has the stack."""
+    return re.sub(r"\.parameters_grad(\.\d+)?$", ".forward.0", re.sub(r"\.backward(\.\d+)?$", r".forward\1", api))
+
+
+def _called(api: str) -> str:
+    """What is called, without the running number: `Tensor.pow.forward` for `Tensor.pow.0.forward`."""
+    return re.sub(r"\.\d+(?=\.(?:forward|backward)$)|\.\d+$", "", api)
+
+
+def _stats_of(api: str, dump: Dump) -> Iterator[tuple[str, TensorStat]]:
+    """Arguments and results of one call, named and ordered as in msprobe's result."""
+    entry = dump.apis[api]
+    if ".parameters_grad" in api:  # [gradient] by parameter
+        yield from ((f"{api}.{name}", stat) for name, grad in entry.items() for _, stat in _flatten("", grad))
+    for key, word in GROUPS.items():
+        yield from _flatten(api + word, entry[key]) if key in entry else ()
+
+
+def _flatten(name: str, entry: Any) -> Iterator[tuple[str, TensorStat]]:
+    if isinstance(entry, list) or (isinstance(entry, dict) and "type" not in entry):
+        for key, part in entry.items() if isinstance(entry, dict) else enumerate(entry):
+            yield from _flatten(f"{name}.{key}", part)
+    elif not isinstance(entry, dict):
+        yield name, TensorStat()
+    elif "dtype" not in entry:
+        yield name, TensorStat(entry["type"], md5=entry.get("md5"), value=None if entry["type"] in PLACES else entry.get("value"))
+    else:
+        numbers = (_number(entry.get(key)) for key in ("Max", "Min", "Mean", "Norm"))
+        yield name, TensorStat(entry["dtype"], tuple(entry.get("shape") or ()), *numbers, entry.get("md5"), entry.get("requires_grad"))
+
+
+def shifted_counts(baseline: Dump, test: Dump) -> dict[str, tuple[int, int]]:
+    """What both sides call, but not equally often, as {call: (baseline, test)}: msprobe then pairs strangers.
+
+    Only forward calls: a backward call carries the number of its forward twin.
+    """
+    theirs, ours = (collections.Counter(_called(api) for api in dump.apis if not is_backward(api)) for dump in (baseline, test))
+    shifted = {what: (theirs[what], count) for what, count in ours.items() if theirs[what] not in (0, count)}
+    if shifted:
+        some = "，".join(f"{what}（baseline {counts[0]} 次，test {counts[1]} 次）" for what, counts in list(shifted.items())[:5])
+        terminal.warn(f"{len(shifted)} 种 API 的调用次数两侧不同: {some}。从多出的一次起，msprobe 按编号的配对会错位")
+    return shifted
+
+
+def pair_calls(baseline: Dump, test: Dump) -> dict[str, str]:
+    """The baseline's call for each call of the test.
+
+    By name and number, as msprobe does it; but what is called another number of times is found by its place: after which
+    of the other calls it comes, and as which of its kind.  A backward call follows its forward twin.
+    """
+    shifted = set(shifted_counts(baseline, test))
+    partners = {place: api for api, place in _places(baseline, shifted).items()}
+    return {api: partners[place] for api, place in _places(test, shifted).items() if place in partners}
+
+
+def _places(dump: Dump, shifted: set[str]) -> dict[str, tuple]:
+    """Where each call stands, in words that both sides share."""
+    places: dict[str, tuple] = {}
+    after, nth = "", collections.Counter()
+    for api in dump.apis:
+        what = _called(forward_of(api))
+        if what not in shifted:
+            places[api] = (re.sub(r"(parameters_grad)\.0$", r"\1", api),)  # numbered since 26.0
+            after, nth = (after, nth) if is_backward(api) else (api, collections.Counter())
+        elif is_backward(api):
+            places[api] = ("backward", *places.get(forward_of(api), (api,)))
+        else:
+            nth[what] += 1
+            places[api] = (what, after, nth[what])
+    return places
+
+
+def rows_from_dumps(baseline: Dump, test: Dump) -> list[Row]:
+    """The rows that `msprobe compare` would give, from both dump.json directly; `pair_calls` says what is paired."""
+    rows: list[Row] = []
+    pairs = pair_calls(baseline, test)
+    for api in test.apis:
+        other = pairs.get(api)
+        theirs = {name[len(other) :]: (name, stat) for name, stat in _stats_of(other, baseline)} if other else {}
+        for name, stat in _stats_of(api, test):
+            bench_name, bench = theirs.get(name[len(api) :], (None, None))
+            rows.append(Row(len(rows) + 2, name, bench_name, stat, bench, test.stacks.get(api, [])))
+    return rows
+
+
+def complete_rows(rows: list[Row], baseline: Dump, test: Dump) -> list[Row]:
+    """The rows of a result with what the dumps know better, under the result's row numbers.
+
+    An md5 result has no statistics, before 26 a row whose shape differs reads as unmatched, and calls may be shifted.
+    """
+    numbers = {row.npu_name.removesuffix(".0"): row.number for row in rows}  # 1.0.4 has `.input.keepdim.0`
+    numbers |= {row.npu_name: row.number for row in rows}
+    return [replace(row, number=numbers.get(row.npu_name, row.number)) for row in rows_from_dumps(baseline, test)]
+
+
+def bench_only(baseline: Dump, test: Dump) -> list[str]:
+    """The baseline's calls without a partner in the test, in execution order: msprobe drops them without a word."""
+    partners = set(pair_calls(baseline, test).values())
+    return [api for api in baseline.apis if api not in partners]
+
+
+# --- Judge a row ---
+
+# Half the distance of neighbouring values near 1: what one rounding can move a value by.
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
+STATISTICS = (("max", "最大值"), ("min", "最小值"), ("mean", "均值"), ("norm", "L2 范数"))
+DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|meta|privateuseone)(:\d+|:None)?")
+
+
+def _rounding_of(stat: TensorStat | None) -> float:
+    return ROUNDING.get((stat.dtype or "").rpartition(".")[2].lower(), 0.0) if stat else 0.0
+
+
+def row_difference(row: Row, carried: float = 0.0) -> RowDiff:
+    """How far both sides of a row are apart, recomputed from what the row says of them.
+
+    `carried` is the coarsest rounding that values have been through before this row.
+    """
+    ours, theirs = row.npu, row.bench
+    if theirs is None or ours == theirs:
+        return RowDiff()
+    if ours.shape is None and theirs.shape is None:
+        return _value_difference(ours, theirs)
+    if ours.dtype != theirs.dtype:
+        return RowDiff(math.inf, f"dtype 不同: test {ours.dtype}, baseline {theirs.dtype}")
+    if ours.shape != theirs.shape:
+        return RowDiff(math.inf, f"形状不同: test {list(ours.shape or ())}, baseline {list(theirs.shape or ())}")
+    found = sorted(_statistic_differences(ours, theirs, carried), key=lambda diff: (diff.weak, -diff.value))
+    if ours.md5 and theirs.md5 and ours.md5 != theirs.md5:  # with the same statistics: another order, or noise below them
+        known = not _is_integer(ours) and ours.max is not None
+        found += [RowDiff(math.inf, f"MD5 不同: test {ours.md5}, baseline {theirs.md5}", weak=known)] if not found else []
+    if not found and None not in (ours.requires_grad, theirs.requires_grad) and ours.requires_grad != theirs.requires_grad:
+        found = [RowDiff(math.inf, f"requires_grad 不同: test {ours.requires_grad}, baseline {theirs.requires_grad}", weak=True)]
+    return found[0] if found else RowDiff()
+
+
+def _value_difference(ours: TensorStat, theirs: TensorStat) -> RowDiff:
+    """Python values: a constant must be equal, a number that was computed (it has all digits) is weighed like a statistic."""
+    a, b = ours.value, theirs.value
+    if ours.dtype is None or theirs.dtype is None:
+        same = ours.dtype == theirs.dtype
+    elif a is None or b is None:  # an md5 result has no values
+        a, b = f"MD5 {ours.md5}", f"MD5 {theirs.md5}"
+        same = ours.md5 == theirs.md5 or None in (ours.md5, theirs.md5)
+    elif isinstance(a, int | float) and isinstance(b, int | float):
+        relative = _relative(float(a), float(b))
+        constant = any(float(f"{float(x):.8g}") == x for x in (a, b))
+        return RowDiff(math.inf if constant else relative, f"数值不同: test {a}, baseline {b}") if relative > 1e-6 else RowDiff()
+    else:
+        same = a == b or all(isinstance(x, str) and DEVICE.fullmatch(x) for x in (a, b))
+    return RowDiff() if same else RowDiff(math.inf, f"参数不同: test {a}（{ours.dtype}）, baseline {b}（{theirs.dtype}）")
+
+
+def _statistic_differences(ours: TensorStat, theirs: TensorStat, carried: float) -> Iterator[RowDiff]:
+    """The difference of each statistic, relative to the size of the tensor and not to a minimum that happens to be near 0."""
+    pair, count = (ours, theirs), max(math.prod(ours.shape or ()), 1)
+    peak = max((abs(x) for stat in pair for x in (stat.max, stat.min) if x is not None and math.isfinite(x)), default=0.0)
+    rms = max((x.norm / math.sqrt(count) for x in pair if x.norm is not None and math.isfinite(x.norm)), default=0.0)
+    own = 2 * max(map(_rounding_of, pair))  # both sides may round the other way
+    single = max(own, 2 * carried if count > 1 else 0.0)
+    average = own / math.sqrt(count)  # a sum over many elements averages it out
+    weigh = {"max": (peak, single), "min": (peak, single), "mean": (rms, average), "norm": (0.0, average)}
+    lowest = 65504.0 if (ours.dtype or "").endswith(".float16") else 1e30
+    for key, name in STATISTICS:
+        a, b = getattr(ours, key), getattr(theirs, key)
+        if a is None or b is None:  # integers have no mean since 26.1: missing is no evidence
+            continue
+        scale, rounding = weigh[key]
+        relative = _relative(a, b, scale, lowest)
+        if relative > (1e-6 if _is_integer(ours) else 0):
+            size = "" if math.isinf(relative) else f"（相对差异 {relative:.3g}）"
+            text = f"{name}不同: test {a:.8g}, baseline {b:.8g}{size}"
+            yield RowDiff(math.inf if _is_integer(ours) else relative, text, weak=relative <= rounding)
+
+
+def _relative(a: float, b: float, scale: float = 0.0, lowest: float = 1e30) -> float:
+    """|a - b| relative to the largest of both and `scale`.
+
+    NaN differs from every number, infinity from every finite one; but a mask may be filled with -inf or with the lowest
+    number of the dtype, which means the same.
+    """
+    a, b = (math.copysign(math.inf, x) if abs(x) >= lowest else x for x in (a, b))
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    return abs(a - b) / max(abs(a), abs(b), scale) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+
+def _is_integer(stat: TensorStat) -> bool:
+    return bool(re.search(r"int|bool", (stat.dtype or "").lower()))
+
+
+# --- The first inconsistent row and its stack ---
+
+LIBRARY = re.compile(r"-packages[/\\](torch|torch_npu|msprobe|mindspore)[/\\]|[/\\]msprobe[/\\](pytorch|core|mindspore)[/\\]")
+FOREIGN = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d[\d.]*[/\\]|^<")
+
+
+def first_mismatch(
+    rows: list[Row], threshold: float, phase: str | None = None, test: Dump | None = None, baseline: Dump | None = None
+) -> Mismatch | None:
+    """The first row in execution order whose difference exceeds `threshold`, in the part that `phase` points at if any does.
+
+    A weak difference counts only if there is no other.  The dumps, where given, supply the stacks.
+    """
+    ordered = sorted(rows, key=lambda row: ".parameters_grad" in row.npu_name)  # up to 8.3 they stand before their time
+    last_backward = max((at for at, row in enumerate(ordered) if is_backward(row.npu_name)), default=len(ordered))
+    parts = {"backward": lambda at, row: is_backward(row.npu_name), "optimizer": lambda at, row: at > last_backward}
+    in_part = parts.get(str(getattr(phase, "value", phase)), lambda at, row: True)
+    carried, hits = 0.0, []
+    for at, row in enumerate(ordered):
+        diff = row_difference(row, carried)
+        if diff.value > threshold:
+            hits.append((diff.weak, not in_part(at, row), at, row, diff))
+        carried = max(carried, _rounding_of(row.npu), _rounding_of(row.bench))
+    if not hits:
+        return None
+    _, _, first, row, diff = min(hits, key=lambda hit: hit[:3])
+    weak = [f"此前 {earlier.npu_name} 有不能单独作准的差异: {why.reason}" for is_weak, _, at, earlier, why in hits if is_weak and at < first][:1]
+    alone = list(dict.fromkeys(api_of(row.npu_name) for row in ordered if row.bench is None))
+    notes = weak + [f"test 的 {len(alone)} 个调用在 baseline 中没有对应，首个是 {name}" for name in alone[:1]]
+    ours, theirs = stacks_of(row, test, baseline)
+    backward = is_backward(row.npu_name)
+    return Mismatch(row.number, row.npu_name, row.bench_name, diff.reason, backward, ours, theirs, diff.value, tuple(notes))
+
+
+def stacks_of(row: Row, test: Dump | None, baseline: Dump | None) -> tuple[list[Frame], list[Frame]]:
+    """The call stacks of a row on both sides without torch's and msprobe's own frames, innermost first.
+
+    A backward call has no stack, its forward twin does.  stack.json goes before the result's cell, which an older msprobe
+    leaves empty for a newer dump.
+    """
+    stacks = []
+    for name, dump, cell in ((row.npu_name, test, row.stack), (row.bench_name, baseline, [])):
+        api, known = api_of(name or ""), dump.stacks if dump else {}
+        frames = known.get(api) or known.get(forward_of(api)) or cell
+        stacks.append([frame for frame in frames if not LIBRARY.search(frame.file)])
+    return stacks[0], stacks[1]
+
+
+def model_frames(
+    stack: list[Frame], parse_code_dir: str | list[str], code_path: str, exists: Callable[[str], bool]
+) -> list[tuple[Frame, str]]:
+    """The frames of model code, innermost first, each with its file relative to `code_path`.
+
+    Model code is what lies in a fragment of `parse_code_dir`; where no frame does, what maps to a file of `code_path`.
+    `exists` says whether `code_path` has a file of that relative path.
+    """
+    fragments = [text for text in ([parse_code_dir] if isinstance(parse_code_dir, str) else parse_code_dir) if text.strip("/")]
+    inside = [frame for frame in stack if any(text in frame.file for text in fragments)]
+    ours = code_path.rstrip("/") + "/"
+    candidates = inside or [frame for frame in stack if frame.file.startswith(ours) or not FOREIGN.search(frame.file)]
+    mapped = [(frame, _relative_path(frame.file, fragments, ours, exists)) for frame in candidates]
+    return [(frame, path) for frame, path in mapped if path]
+
+
+def _relative_path(file: str, fragments: list[str], ours: str, exists: Callable[[str], bool]) -> str | None:
+    """Where a file of the training machine is under `code_path`: as it is, after a fragment, or by the longest suffix."""
+    tries = [file[len(ours) :]] if file.startswith(ours) else []
+    tries += [file.split(text, 1)[1].lstrip("/") for text in fragments if text in file]
+    parts = [part for part in file.split("/") if part not in ("", ".")]
+    tries += ["/".join(parts[at:]) for at in range(len(parts))]
+    return next((path for path in tries if path and exists(path)), None)
+
+# ======================================================================================================================
+# 8. Reading the user's code
+# ======================================================================================================================
+
+FunctionNode = (ast.FunctionDef, ast.AsyncFunctionDef)
+ScopeNode = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+ComprehensionNode = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+HeaderNode = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Match)
+MODULE = "<module>"
+
+# Functions whose source text is read by a compiler at definition time: a print inside would break the definition.
+COMPILED_DECORATOR = re.compile(r"jit|script|triton|kernel|autotune|numba", re.I)
+NEWLINE = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file: its exact bytes, the decoded text (a BOM is not part of it) and what is needed to encode it back."""
+
+    data: bytes
+    text: str
+    encoding: str
+    bom: bytes
+
+    def lines(self) -> list[str]:
+        """Lines without their ends, split where Python splits: LF, CRLF and CR only."""
+        return NEWLINE.split(self.text)
+
+
+def decode_source(data: bytes) -> Source:
+    """Decode a Python file by its BOM or declared encoding (PEP 263); raises `SyntaxError` or `UnicodeDecodeError`."""
+    bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    encoding = "utf-8" if encoding == "utf-8-sig" else encoding
+    return Source(data, data[len(bom) :].decode(encoding), encoding, bom)
+
+
+@dataclass(frozen=True)
+class ValuePath:
+    """A value that can be read without calling anything: a root name, then attributes and constant subscripts."""
+
+    root: str
+    steps: tuple[tuple[str, Any], ...] = ()  # ("." , attribute) or ("[", constant)
+
+    def __str__(self) -> str:
+        return self.root + "".join(f".{key}" if kind == "." else f"[{key!r}]" for kind, key in self.steps)
+
+    def startswith(self, other: "ValuePath") -> bool:
+        return self.root == other.root and self.steps[: len(other.steps)] == other.steps
+
+
+@dataclass
+class Stmt:
+    """One statement, or the header of a compound one: where it is, what it reads and writes, how it is compared.
+
+    `text` is the statement without comments and layout, `shape` the same with every local name as `_`.  Lines are 1-based,
+    columns count UTF-8 bytes, as in `ast`.
+    """
+
+    node: ast.stmt
+    func: "Func"
+    index: int
+    reads: list[ValuePath]
+    writes: list[ValuePath]
+    text: str
+    shape: str
+    roles: frozenset[str]
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+    @property
+    def end_line(self) -> int:
+        """Last line of the statement; of a compound one, the last line of its header."""
+        if isinstance(self.node, HeaderNode):
+            return max(header_expression(self.node).end_lineno, self.node.lineno)
+        return self.node.end_lineno
+
+    @property
+    def is_header(self) -> bool:
+        return isinstance(self.node, HeaderNode)
+
+
+@dataclass
+class Func:
+    """A function of the user's code, or the module level of a file as `<module>`."""
+
+    file: str
+    qualname: str
+    node: ast.AST
+    line: int
+    end_line: int
+    params: list[str]
+    outer: "Func | None" = None
+    local_names: set[str] = field(default_factory=set)
+    volatile: set[str] = field(default_factory=set)  # may be unbound although an earlier statement bound them
+    shared: set[str] = field(default_factory=set)  # rebound by an inner function's `nonlocal`
+    statements: list[Stmt] = field(default_factory=list)
+    skip_reason: str = ""
+
+    @property
+    def is_module(self) -> bool:
+        return self.qualname == MODULE
+
+    def is_local(self, name: str) -> bool:
+        """Whether `name` is a local or an enclosing function's local, i.e. must be handed to a print by value."""
+        if self.is_module:
+            return False
+        return name in self.local_names or (self.outer is not None and self.outer.is_local(name))
+
+
+def parse_func_for_code(file: str, text: str) -> list[Func]:
+    """All functions of one file with their statements, the module level first; raises `SyntaxError`."""
+    tree = ast.parse(text)
+    scripted = {c.args[0].id for c in ast.walk(tree) if isinstance(c, ast.Call) and c.args
+                and isinstance(c.args[0], ast.Name) and COMPILED_DECORATOR.search(ast.unparse(c.func))}
+    module = Func(file, MODULE, tree, 1, max(1, text.count("\n") + 1), [])
+    funcs = [module]
+    _collect_statements(module, tree.body, set())
+    _collect_functions(tree, "", module, funcs, scripted)
+    return funcs
+
+
+def _collect_functions(node: ast.AST, prefix: str, outer: Func, funcs: list[Func], scripted: set[str]) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            _collect_functions(child, f"{prefix}{child.name}.", outer, funcs, scripted)
+        elif isinstance(child, FunctionNode):
+            args = child.args
+            params = [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs] + [a.arg for a in (args.vararg, args.kwarg) if a]
+            func = Func(outer.file, prefix + child.name, child, child.lineno, child.end_lineno, params, outer)
+            func.skip_reason = _skip_reason(child, scripted)
+            _find_locals(func)
+            _collect_statements(func, child.body, set(params) - func.volatile)
+            funcs.append(func)
+            _collect_functions(child, f"{func.qualname}.<locals>.", func, funcs, scripted)
+        elif not isinstance(child, ast.Lambda):
+            _collect_functions(child, prefix, outer, funcs, scripted)
+
+
+def _skip_reason(node: ast.AST, scripted: set[str]) -> str:
+    for decorator in node.decorator_list:
+        if COMPILED_DECORATOR.search(ast.unparse(decorator)):
+            return f"由 @{ast.unparse(decorator)} 编译, 不能插入打印"
+    return "被 torch.jit 等按名字编译, 不能插入打印" if node.name in scripted else ""
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk `node` without entering nested functions, lambdas and classes (their first node is still yielded)."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ScopeNode):
+            yield from own_nodes(child)
+
+
+def _find_locals(func: Func) -> None:
+    declared = set()
+    names = set(func.params)
+    for node in own_nodes(func.node):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            names.add(node.id)
+            if isinstance(node.ctx, ast.Del):
+                func.volatile.add(node.id)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            declared.update(node.names)
+        elif isinstance(node, FunctionNode + (ast.ClassDef,)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+            func.volatile.add(node.name)
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+            names.add(node.name)
+    func.local_names = names - declared
+    for node in ast.walk(func.node):
+        if isinstance(node, ast.Nonlocal):
+            func.shared.update(node.names)
+    func.volatile |= func.shared
+
+
+def _collect_statements(func: Func, body: list[ast.stmt], bound: set[str]) -> set[str]:
+    """Append the statements of a block; `bound` are the names certainly bound before it; returns those bound after it."""
+    bound = set(bound)
+    for node in body:
+        if isinstance(node, FunctionNode + (ast.ClassDef,)):
+            bound.add(node.name)
+            continue
+        if not _is_inert(node):
+            func.statements.append(_statement(func, node, bound))
+        inner = bound | _targets_bound(node)
+        if not isinstance(node, HeaderNode + (ast.Try,) + ((ast.TryStar,) if hasattr(ast, "TryStar") else ())):
+            bound = inner - func.volatile
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            bound = _collect_statements(func, node.body, inner - func.volatile)
+        else:
+            for name, block in _blocks(node):
+                _collect_statements(func, block, (inner if name == "body" else bound) - func.volatile)
+    return bound
+
+
+def _blocks(node: ast.stmt) -> Iterator[tuple[str, list[ast.stmt]]]:
+    for name in ("body", "orelse", "finalbody"):
+        if getattr(node, name, None):
+            yield name, getattr(node, name)
+    for name in ("handlers", "cases"):
+        yield from ((name, inner.body) for inner in getattr(node, name, []))
+
+
+def _is_inert(node: ast.stmt) -> bool:
+    """Statements around which a print is impossible or says nothing."""
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Global, ast.Nonlocal, ast.Break, ast.Continue, ast.Try)):
+        return True
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    if isinstance(node, ast.While) and isinstance(node.test, ast.Constant):
+        return True
+    return type(node).__name__ in ("TryStar", "TypeAlias") or (isinstance(node, ast.AnnAssign) and node.value is None)
+
+
+def header_expression(node: ast.stmt) -> ast.expr:
+    """The expression in the header of a compound statement that a print can wrap."""
+    if isinstance(node, (ast.If, ast.While)):
+        return node.test
+    if isinstance(node, (ast.For, ast.AsyncFor)):
+        return node.iter
+    return node.subject if isinstance(node, ast.Match) else node.items[0].context_expr
+
+
+def _statement(func: Func, node: ast.stmt, bound: set[str]) -> Stmt:
+    expressions = [header_expression(node)] if isinstance(node, HeaderNode) else [node]
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        expressions = [item.context_expr for item in node.items[:1]]
+    walrus = {n.target.id for e in expressions for n in ast.walk(e) if isinstance(n, ast.NamedExpr)}
+    reads: list[ValuePath] = []
+    for expression in expressions:
+        for path, certain in value_paths(expression):
+            is_safe = certain or path.root in bound or not func.is_local(path.root)
+            if path not in reads and is_safe and path.root not in walrus | func.shared:
+                reads.append(path)
+    writes = [path for path in dict.fromkeys(_written(node)) if path.root not in func.shared]
+    text = _header_text(node)
+    return Stmt(node, func, len(func.statements), reads, writes, text, _shape_text(func, node), _roles(node, text))
+
+
+def value_paths(node: ast.AST, certain: bool = True) -> Iterator[tuple[ValuePath, bool]]:
+    """Values that an expression or simple statement reads, and whether it reads them whenever it is executed."""
+    if isinstance(node, (ast.Lambda, ast.JoinedStr) + FunctionNode):
+        return
+    if isinstance(node, ast.Call):
+        yield from _callee_paths(node.func, certain)
+        for child in node.args + [k.value for k in node.keywords]:
+            yield from value_paths(child, certain)
+    elif isinstance(node, (ast.Attribute, ast.Subscript, ast.Name)):
+        yield from _chain_paths(node, certain)
+    elif isinstance(node, ComprehensionNode):
+        yield from value_paths(node.generators[0].iter, certain)
+    else:
+        for position, child in enumerate(_evaluated(node)):
+            sure = certain and not (position and isinstance(node, (ast.IfExp, ast.BoolOp))) and not (position > 1 and isinstance(node, ast.Compare))
+            yield from value_paths(child, sure)
+
+
+def _evaluated(node: ast.AST) -> list[ast.AST]:
+    """Children in evaluation order; of an augmented assignment the target is read too."""
+    if isinstance(node, ast.IfExp):
+        return [node.test, node.body, node.orelse]
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    if isinstance(node, ast.Assign):
+        return node.targets + [node.value]
+    if isinstance(node, ast.AnnAssign):
+        return [node.target, node.value]
+    return list(ast.iter_child_nodes(node))
+
+
+def chain_of(node: ast.AST) -> ValuePath | None:
+    """`a.b[0].c` as a path; `None` when something in it would have to be evaluated."""
+    steps: list[tuple[str, Any]] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            steps.append((".", node.attr))
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, (int, str)):
+            steps.append(("[", node.slice.value))
+        else:
+            return None
+        node = node.value
+    return ValuePath(node.id, tuple(reversed(steps)))
+
+
+def _chain_paths(node: ast.AST, certain: bool) -> Iterator[tuple[ValuePath, bool]]:
+    is_store = isinstance(node.ctx, (ast.Store, ast.Del))
+    path = chain_of(node)
+    if path is not None:
+        if isinstance(node, ast.Name) and is_store:
+            return
+        if is_store:  # `x[0] = v`, `self.a = v`: the object written into is read
+            path = ValuePath(path.root, path.steps[:-1])
+            if not path.steps and not isinstance(node, ast.Subscript):
+                return
+        yield path, certain
+        return
+    yield from value_paths(node.value, certain)
+    if isinstance(node, ast.Subscript):
+        yield from value_paths(node.slice, certain)
+
+
+def _callee_paths(func: ast.expr, certain: bool) -> Iterator[tuple[ValuePath, bool]]:
+    """A called module's own weights are inputs (`self.norm(x)`), and so is the object of a method (`x.view(-1)`)."""
+    path = chain_of(func)
+    if path is None:
+        if isinstance(func, ast.Attribute):
+            yield from value_paths(func.value, certain)
+        else:
+            yield from value_paths(func, certain)
+        return
+    yield path, certain
+    if path.steps and (len(path.steps) > 1 or path.root not in ("self", "cls")):
+        yield ValuePath(path.root, path.steps[:-1]), certain
+
+
+def _written(node: ast.stmt) -> Iterator[ValuePath]:
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = list(node.targets)
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+        targets = [node.target]
+    elif isinstance(node, (ast.With, ast.AsyncWith)):
+        targets = [item.optional_vars for item in node.items if item.optional_vars]
+    while targets:
+        target = targets.pop(0)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            targets = target.elts + targets
+        elif isinstance(target, ast.Starred):
+            targets.insert(0, target.value)
+        else:
+            path = chain_of(target)
+            while path is None and isinstance(target, (ast.Subscript, ast.Attribute)):
+                target = target.value
+                path = chain_of(target)
+            if path is not None:
+                yield path
+    if not isinstance(node, HeaderNode):
+        for inner in own_nodes(node):
+            if isinstance(inner, ast.NamedExpr) and _is_unconditional(node, inner):
+                yield ValuePath(inner.target.id)
+
+
+def _is_unconditional(stmt: ast.stmt, wanted: ast.NamedExpr) -> bool:
+    """Whether an assignment expression is certainly evaluated by its statement."""
+    def visit(node: ast.AST) -> bool:
+        if node is wanted:
+            return True
+        if isinstance(node, ScopeNode + ComprehensionNode):
+            return False
+        children = _evaluated(node)
+        if isinstance(node, (ast.IfExp, ast.BoolOp)):
+            children = children[:1]
+        elif isinstance(node, ast.Compare):
+            children = children[:2]
+        return any(visit(child) for child in children)
+    return visit(stmt)
+
+
+def _targets_bound(node: ast.stmt) -> set[str]:
+    names = {path.root for path in _written(node) if not path.steps}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+class _Anonymous(ast.NodeTransformer):
+    """Replaces the local names of a function by `_`."""
+
+    def __init__(self, func: Func):
+        self.func = func
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name("_", node.ctx) if self.func.is_local(node.id) else node
+
+
+def _without_body(node: ast.stmt) -> ast.stmt:
+    if not isinstance(node, HeaderNode):
+        return node
+    bare = copy.copy(node)
+    if isinstance(node, ast.Match):
+        bare.cases = []
+    else:
+        bare.body = [ast.Pass()]
+        if hasattr(bare, "orelse"):
+            bare.orelse = []
+    return bare
+
+
+def _header_text(node: ast.stmt) -> str:
+    return ast.unparse(_without_body(node)).split(":\n    pass")[0]
+
+
+def _shape_text(func: Func, node: ast.stmt) -> str:
+    if func.is_module:
+        return _header_text(node)
+    return ast.unparse(_Anonymous(func).visit(copy.deepcopy(_without_body(node)))).split(":\n    pass")[0]
+
+
+BACKWARD_CALL = re.compile(r"\.backward\(|autograd\.grad\(|\bgrad\(")
+UPDATE_CALL = re.compile(r"(?P<owner>[\w.\]\[]+)\.step\(")
+NOT_AN_OPTIMIZER = re.compile(r"sched|lr|warm|prof|debug|timer|progress|bar\b|env\b|pbar", re.I)
+COLLECTIVE_CALL = re.compile(r"\b(all_reduce|reduce_scatter\w*|all_gather\w*|broadcast\w*|all_to_all\w*|reduce|scatter|gather_object)\(")
+RANDOM_CALL = re.compile(r"\b(rand\w*|normal_?|uniform_?|bernoulli_?|dropout|shuffle|choice|sample|multinomial|manual_seed|seed|trunc_normal_|\w+_init_?|init\.\w+)\(")
+
+
+def _roles(node: ast.stmt, text: str) -> frozenset[str]:
+    roles = set()
+    if BACKWARD_CALL.search(text) and not text.startswith("def "):
+        roles.add("backward")
+    update = UPDATE_CALL.search(text)
+    if update and not NOT_AN_OPTIMIZER.search(update.group("owner")):
+        roles.add("update")
+    if COLLECTIVE_CALL.search(text):
+        roles.add("collective")
+    if RANDOM_CALL.search(text):
+        roles.add("random")
+    return frozenset(roles)
+
+
+class CodeTree:
+    """The Python files below one side's code_path, parsed when first asked for."""
+
+    def __init__(self, side: Side):
+        self.side, self.root, self.host = side, side.config.code_path, side.host
+        found = self.host.find(os.path.join(glob.escape(self.root), "**", "*.py"))
+        self.files = [f for f in (os.path.relpath(path, self.root) for path in found) if not re.search(r"(^|/)(\.[^/]*|site-packages|node_modules|__pycache__)/", f)]
+        self.sources: dict[str, Source] = {}
+        self.funcs: dict[str, list[Func]] = {}
+        self.broken: dict[str, str] = {}
+        self._by_name: dict[str, list[str]] = {}
+        for file in self.files:
+            self._by_name.setdefault(os.path.basename(os.path.dirname(file)) if file.endswith("__init__.py") else os.path.basename(file)[:-3], []).append(file)
+
+    def load(self, file: str) -> list[Func]:
+        """Functions of a file; empty, with the reason in `broken`, when it cannot be read as Python."""
+        if file not in self.funcs and file not in self.broken:
+            try:
+                self.sources[file] = decode_source(self.host.read(os.path.join(self.root, file)))
+                self.funcs[file] = parse_func_for_code(file, self.sources[file].text)
+            except (SyntaxError, UnicodeError, ValueError, RecursionError) as error:
+                line = f" 第 {error.lineno} 行" if isinstance(error, SyntaxError) and error.lineno else ""
+                self.broken[file] = f"{file}{line} 不能解析: {getattr(error, 'msg', error)}"
+        return self.funcs.get(file, [])
+
+    def module_file(self, dotted: str, near: str) -> str | None:
+        """The file of a module name, the one closest to the importing file where several end alike."""
+        tail = dotted.replace(".", "/")
+        fits = [f for f in self._by_name.get(tail.rsplit("/", 1)[-1], ()) if ("/" + f).endswith((f"/{tail}.py", f"/{tail}/__init__.py"))]
+        return min(fits, key=lambda f: (-len(os.path.commonprefix([f, near])), f.count("/")), default=None)
+
+    def imported_files(self, file: str) -> list[str]:
+        """Files of this tree that `file` imports, at module level or in a function; names of a package are followed to the
+        module that defines them."""
+        found: list[str] = []
+        for func in self.load(file)[:1]:
+            for node in ast.walk(func.node):
+                if isinstance(node, ast.Import):
+                    found += [self.module_file(alias.name, file) for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    base = self._absolute(node, file)
+                    found += [target for alias in node.names for target in self._import_from(base, alias.name, file)]
+        return [f for f in dict.fromkeys(found) if f and f != file]
+
+    def _absolute(self, node: ast.ImportFrom, file: str) -> str:
+        if not node.level:
+            return node.module or ""
+        package = os.path.dirname(file).split("/") if os.path.dirname(file) else []
+        package = package[: len(package) - node.level + 1] if node.level > 1 else package
+        return ".".join(package + ([node.module] if node.module else []))
+
+    def _import_from(self, base: str, name: str, file: str, depth: int = 0) -> list[str]:
+        inner = self.module_file(f"{base}.{name}", file) if base else self.module_file(name, file)
+        if inner:
+            return [inner]
+        target = self.module_file(base, file) if base else None
+        if target is None or not target.endswith("__init__.py") or depth > 4 or name == "*":
+            return [target] if target else []
+        for node in ast.walk(self.load(target)[0].node) if self.load(target) else ():
+            if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
+                return [target] + self._import_from(self._absolute(node, target), name, target, depth + 1)
+        return [target] + self._defining(os.path.dirname(target), name)
+
+    def _defining(self, folder: str, name: str) -> list[str]:
+        """Files below a package that define `name` at module level (packages that import lazily say so nowhere else)."""
+        pattern = re.compile(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=".encode(), re.M)
+        inside = [f for f in self.files if f.startswith(folder + "/")]
+        likely = sorted(inside, key=lambda f: (name.lower()[:4] not in f.lower(), f.count("/"), f))
+        for file in likely[:4000]:
+            if pattern.search(self._raw(file)):
+                return [file]
+        return []
+
+    def _raw(self, file: str) -> bytes:
+        return self.sources[file].data if file in self.sources else self.host.read(os.path.join(self.root, file))
+
+    def entry_scripts(self) -> list[str]:
+        """The Python files that the run script starts, by their names in it; else those with a `__main__` guard."""
+        try:
+            script = self.host.read(self.side.config.run_script).decode("utf-8", "replace")
+        except HostError:
+            script = ""
+        words = re.findall(r"[\w./\-]+\.py\b", script)
+        words += [m.replace(".", "/") + ".py" for m in re.findall(r"\s-m\s+([\w.]+)", script)]
+        named = [f for word in words for f in self.files if ("/" + f).endswith("/" + os.path.normpath(word).lstrip("./"))]
+        if not named:
+            named = [f for word in words for f in self.files if os.path.basename(f) == os.path.basename(word)]
+        if not named and self.side.config.run_script.endswith(".py"):
+            named = [f for f in self.files if os.path.join(self.root, f) == self.side.config.run_script]
+        guarded = [f for f in self.files if f.count("/") < 2 and b"__main__" in self._raw(f)] if not named else []
+        return list(dict.fromkeys(named or guarded or self.files[:50]))
+
+    def choose(self, first: Iterable[str], budget: int) -> list[str]:
+        """Files to print in: `first`, the entry scripts, and what they import, breadth first, up to `budget` statements.
+
+        Everything is taken where all of it fits, because registries import by strings that no reader can follow.
+        """
+        queue = [f for f in first if f in set(self.files)] + self.entry_scripts()
+        chosen: dict[str, int] = {}
+        total = 0
+        while queue and total < budget:
+            file = queue.pop(0)
+            if file in chosen:
+                continue
+            chosen[file] = sum(len(func.statements) for func in self.load(file))
+            total += chosen[file]
+            queue += [f for f in self.imported_files(file) if f not in chosen]
+        sizes = {f: self.host.stat(os.path.join(self.root, f)).size for f in self.files} if len(self.files) < 300 else {}
+        if sizes and sum(sizes.values()) < 40 * budget:
+            for file in self.files:
+                chosen.setdefault(file, len(self.load(file)))
+        return [file for file in chosen if self.funcs.get(file)]
+
+    def data_files(self) -> dict[str, str]:
+        """Texts of the small configuration files in the code and of the run script, by relative path."""
+        found = {}
+        for ending in ("json", "yaml", "yml", "toml", "ini", "cfg", "sh", "txt"):
+            for path in self.host.find(os.path.join(glob.escape(self.root), "**", f"*.{ending}"))[:200]:
+                if self.host.stat(path).size < 1 << 18:
+                    found[os.path.relpath(path, self.root)] = self.host.read(path).decode("utf-8", "replace")
+        script = self.side.config.run_script
+        found.setdefault(os.path.relpath(script, self.root), self.host.read(script).decode("utf-8", "replace"))
+        return found
+
+# ======================================================================================================================
+# 9. Injection
+# ======================================================================================================================
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """One insertion: line (1-based), column (0-based, UTF-8 bytes), rank among insertions at one place, text."""
+
+    line: int
+    column: int
+    order: int
+    text: str
+
+
+@dataclass
+class Site:
+    """One place that prints: a statement, a function's entry, or the first statement of a loop body for the loop's targets."""
+
+    id: int
+    kind: Literal["stmt", "entry", "target"]
+    func: Func
+    stmt: Stmt | None
+
+    @property
+    def line(self) -> int:
+        return self.stmt.line if self.stmt else self.func.line
+
+
+def plan_sites(funcs: list[Func], first_id: int = 1) -> list[Site]:
+    """Sites for every statement and entry of `funcs` that may be printed in."""
+    sites: list[Site] = []
+    for func in funcs:
+        if func.skip_reason:
+            continue
+        if not func.is_module and func.params:
+            sites.append(Site(first_id + len(sites), "entry", func, None))
+        for stmt in func.statements:
+            sites.append(Site(first_id + len(sites), "stmt", func, stmt))
+            if isinstance(stmt.node, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)) and stmt.writes:
+                sites.append(Site(first_id + len(sites), "target", func, stmt))
+    return sites
+
+
+def _arguments(func: Func, paths: Iterable[ValuePath]) -> list[str]:
+    """Root names that must be handed over because the runtime cannot find them in the module's globals."""
+    return list(dict.fromkeys(path.root for path in paths if func.is_local(path.root)))
+
+
+def after_paths(stmt: Stmt) -> list[ValuePath]:
+    """What is looked at behind a statement: what it assigned, then what it read, to see changes in place."""
+    if isinstance(stmt.node, ast.Delete):
+        return []
+    return stmt.writes + [p for p in stmt.reads if p not in stmt.writes and p.root not in stmt.func.volatile]
+
+
+def entry_paths(func: Func) -> list[ValuePath]:
+    """The arguments of a function."""
+    return [ValuePath(name) for name in func.params if name not in func.volatile]
+
+
+def _call(tag: str, probe: str, site: Site, names: list[str], value: str = "") -> str:
+    return f"{tag}_{probe}({', '.join([str(site.id)] + ([value] if value else []) + names)})"
+
+
+def sites_to_edits(sites: list[Site], tag: str) -> list[Edit]:
+    """The insertions that make `sites` print, in the same-line form: no line of the user's file moves."""
+    edits: list[Edit] = []
+    for site in sites:
+        if site.kind == "stmt":
+            edits += _statement_edits(site, tag)
+        elif site.kind == "entry":
+            edits += _front_edits(site, site.func.node.body, _call(tag, "e", site, _arguments(site.func, entry_paths(site.func))), 0)
+        else:
+            edits += _front_edits(site, site.stmt.node.body, _call(tag, "t", site, _arguments(site.func, site.stmt.writes)), 1)
+    return edits
+
+
+def _statement_edits(site: Site, tag: str) -> list[Edit]:
+    stmt, node = site.stmt, site.stmt.node
+    before = _arguments(site.func, stmt.reads)
+    if stmt.is_header:
+        expression = header_expression(node)
+        return [Edit(expression.lineno, expression.col_offset, 5, f"{tag}_h({site.id}, ("),
+                Edit(expression.end_lineno, expression.end_col_offset, -5, "".join(["), "] + [f"{name}, " for name in before])[:-2] + ")")]
+    edits = []
+    if stmt.reads or isinstance(node, (ast.Return, ast.Raise)):
+        edits.append(Edit(node.lineno, node.col_offset, 3, _call(tag, "i", site, before) + "; "))
+    if isinstance(node, ast.Return) and node.value is not None:
+        edits += [Edit(node.lineno, node.col_offset + 6, 0, f" {tag}_r({site.id}, ("), Edit(node.end_lineno, node.end_col_offset, 0, "))")]
+    elif not isinstance(node, (ast.Return, ast.Raise, ast.Delete)) and (stmt.reads or stmt.writes):
+        edits.append(Edit(node.end_lineno, node.end_col_offset, 1, "; " + _call(tag, "o", site, _arguments(site.func, after_paths(stmt)))))
+    return edits
+
+
+def _front_edits(site: Site, body: list[ast.stmt], call: str, order: int) -> list[Edit]:
+    """Put `call` in front of the first statement that is executed in `body`; nothing when there is no such place."""
+    for position, node in enumerate(body):
+        is_docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if is_docstring or isinstance(node, (ast.Global, ast.Nonlocal)):
+            continue
+        if isinstance(node, FunctionNode + (ast.ClassDef,)):
+            continue
+        if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+            return _front_edits(site, node.body, call, order)
+        if isinstance(node, HeaderNode):
+            expression = header_expression(node)
+            return [Edit(expression.lineno, expression.col_offset, 4 - order, f"{call} or ("), Edit(expression.end_lineno, expression.end_col_offset, order - 4, ")")]
+        return [Edit(node.lineno, node.col_offset, order, call + "; ")]
+    return []
+
+
+def apply_edits(source: Source, edits: list[Edit]) -> bytes:
+    """The file with all insertions made; its line ends, encoding and BOM stay."""
+    lines = re.split(r"(\r\n|\r|\n)", source.text)
+    by_line: dict[int, list[Edit]] = {}
+    for edit in edits:
+        by_line.setdefault(edit.line, []).append(edit)
+    for number, wanted in by_line.items():
+        raw = lines[2 * (number - 1)].encode("utf-8")
+        for edit in sorted(wanted, key=lambda e: (e.column, e.order), reverse=True):
+            raw = raw[: edit.column] + edit.text.encode("utf-8") + raw[edit.column :]
+        lines[2 * (number - 1)] = raw.decode("utf-8")
+    return source.bom + "".join(lines).encode(source.encoding)
+
+
+class _Strip(ast.NodeTransformer):
+    """Removes the prints of one tag from a syntax tree; the inverse of `apply_edits`, used to prove an injection."""
+
+    def __init__(self, tag: str):
+        self.tag = tag
+
+    def _probe(self, node: ast.AST | None) -> str:
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        return name[len(self.tag) :] if name.startswith(self.tag) else ""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_header = isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name) and node.value.func.id == "exec" and self.tag in ast.unparse(node.value)
+        if self._probe(node.value) or is_header:
+            return None
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return node.args[1] if self._probe(node) in ("_h", "_r") else node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        if self._probe(node.values[0]) and isinstance(node.op, ast.Or) and len(node.values) == 2:
+            return node.values[1]
+        return node
+
+
+def _positions(tree: ast.AST) -> list[tuple[str, int, int]]:
+    return [(type(n).__name__, n.lineno, n.end_lineno) for n in ast.walk(tree) if isinstance(n, ast.stmt)]
+
+
+def verify(source: Source, injected: bytes, tag: str) -> bool:
+    """Whether `injected` is `source` and nothing but prints: same lines, same tree, every statement on its old line."""
+    try:
+        after = decode_source(injected)
+        tree = _Strip(tag).visit(ast.parse(after.text))
+        before = ast.parse(source.text)
+    except (SyntaxError, UnicodeError, ValueError):
+        return False
+    is_same_tree = ast.dump(before) == ast.dump(tree) and _positions(before) == _positions(tree)
+    return is_same_tree and len(after.lines()) == len(source.lines())
+
+
+LOADER = """
+try:
+    import sys as {tag}s, os as {tag}p, importlib.util as {tag}u
+    if '{tag}' not in {tag}s.modules:
+        {tag}k = {tag}u.spec_from_file_location('{tag}', {tag}p.path.join({tag}p.path.dirname({tag}p.path.abspath(__file__)), {runtime!r}))
+        {tag}s.modules['{tag}'] = {tag}u.module_from_spec({tag}k)
+        {tag}k.loader.exec_module({tag}s.modules['{tag}'])
+    {tag}_i, {tag}_o, {tag}_t, {tag}_e, {tag}_h, {tag}_r = {tag}s.modules['{tag}'].probes
+except Exception:
+    {tag}_i = {tag}_o = {tag}_t = {tag}_e = lambda *a: None
+    {tag}_h = {tag}_r = lambda site, value, *a: value
+"""
+
+
+def loader_edit(source: Source, funcs: list[Func], tag: str, runtime: str) -> Edit | None:
+    """Where and how a file finds the runtime, by a path relative to itself; `None` when no existing line can take it.
+
+    It must run before any function of the file can: behind the docstring or the last `from __future__`, else in front of a
+    first simple statement, else on a comment or blank line above the first definition.
+    """
+    code = f"exec({LOADER.format(tag=tag, runtime=runtime)!r})"
+    body = funcs[0].node.body
+    last = None
+    for position, node in enumerate(body):
+        is_docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+            break
+        last = node
+    if last is not None:
+        return Edit(last.end_lineno, last.end_col_offset, 0, "; " + code)
+    if not body:
+        return None
+    first = body[0]
+    start = min([first.lineno] + [d.lineno for d in getattr(first, "decorator_list", [])])
+    for number, line in enumerate(source.lines()[: start - 1], 1):
+        is_special = number <= 2 and re.match(r"[ \t\f]*#(!|.*?coding[:=])", line)
+        if not is_special and re.fullmatch(r"[ \t\f]*(#.*)?", line):
+            return Edit(number, 0, 0, code + "  ")
+    if isinstance(first, HeaderNode):
+        expression = header_expression(first)
+        return None if isinstance(first, ast.Match) else Edit(expression.lineno, expression.col_offset, 9, code + " or ")
+    if isinstance(first, (ast.Try, ast.ClassDef) + FunctionNode):
+        return None
+    return Edit(first.lineno, first.col_offset, -1, code + "; ")
+
+
+def inject_source(source: Source, funcs: list[Func], sites: list[Site], tag: str, runtime: str) -> tuple[bytes | None, list[Site], str]:
+    """Inject `sites` into one file.
+
+    Returns the new bytes, the sites in it, and why any were left out; bytes are `None` when nothing can be injected.  A
+    function whose prints do not survive the proof is left out, never the whole file.
+    """
+    header = loader_edit(source, funcs, tag, runtime)
+    if header is None:
+        return None, [], "文件开头没有可插入的行"
+    injected = apply_edits(source, sites_to_edits(sites, tag) + [header])
+    if verify(source, injected, tag):
+        return injected, sites, ""
+    kept: list[Site] = []
+    for func in funcs:
+        own = [site for site in sites if site.func is func]
+        if own and verify(source, apply_edits(source, sites_to_edits(own, tag) + [header]), tag):
+            kept += own
+    injected = apply_edits(source, sites_to_edits(kept, tag) + [header])
+    return (injected, kept, "部分函数插入后语法树不一致, 已跳过") if kept and verify(source, injected, tag) else (None, [], "插入后语法树不一致")
+
+
+class ProbeRuntime:
+    """What the injected prints call, inside the user's training.  Shipped as source: Python 3.8, nothing from this file.
+
+    It must not change the training: no gradient, no random draw, no change in place, no reference kept, no exception let
+    out, and torch is only reached through `torch._C`, which msprobe does not wrap.  `settings` has tag, rank (or None for
+    all), window [first, last + 1] of optimizer steps, init, grads, per_site, total, steps_by; `sites` maps a site's number
+    to [file:line, paths before, paths after, roles, number of written paths at the head of the paths after], a path being
+    [text, argument position or -1 for a global, steps].
+    """
+
+    def __init__(self, settings, sites):
+        self.settings, self.sites = settings, sites
+        self.numbers, self.invocations = itertools.count(1), itertools.count(1)
+        self.frames, self.pending, self.counts, self.known = {}, {}, {}, set()
+        self.modules, self.hooked, self.weights, self.threads = {}, {}, {}, {}
+        self.local, self.errors, self.skipped = threading.local(), {}, 0
+        self.updates = self.hook_updates = self.backwards = self.emitted = 0
+        self.marker = self.optimizer = self.rank = None
+        self.is_off = self.has_hook = self.is_dynamic = False
+
+    # ---- gates -----------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self):
+        """Optimizer steps completed so far."""
+        return self.backwards if self.settings["steps_by"] == "backward" else self.hook_updates or self.updates
+
+    def is_wanted(self, kind, site, roles=()):
+        """Whether a record of `site` is wanted now: rank, window of steps, volume.
+
+        Behind the last step everything is shown up to the next backward pass: the update itself and what it leads to.
+        """
+        first, last = self.settings["window"]
+        step = self.step
+        if step > last or (step == last and kind == "i" and "backward" in roles):
+            self.is_off = True
+        if self.is_off or self.emitted > self.settings["total"]:
+            return False
+        if step < first and not (self.settings["init"] and step == 0 and self.backwards == 0):
+            return False
+        wanted = self.settings["rank"]
+        if wanted is not None and self.current_rank() not in (None, wanted):
+            self.is_off = True
+            return False
+        count = self.counts[kind, site] = self.counts.get((kind, site), 0) + 1
+        if count > self.settings["per_site"]:
+            self.skipped += 1
+            return False
+        return True
+
+    def current_rank(self):
+        """Global rank of this process, None while unknown."""
+        if self.rank is None:
+            for name in ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+                if os.environ.get(name, "").isdigit():
+                    self.rank = int(os.environ[name])
+            dist = sys.modules.get("torch.distributed")
+            if dist is not None and dist.is_available() and dist.is_initialized():
+                self.rank = dist.get_rank()
+        return self.rank
+
+    def is_capturing(self, torch):
+        """Whether torch records a graph in which a print must not take part."""
+        if torch.jit.is_scripting() or torch._C._get_tracing_state() is not None:
+            return True
+        cuda = getattr(torch, "cuda", None)
+        return bool(cuda and cuda.is_available() and cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+    def guarded(self, kind, site, roots, frame, value=None):
+        """Take one record; whatever goes wrong in here is counted and never reaches the training."""
+        if self.is_off or getattr(self.local, "busy", False):
+            return
+        self.local.busy = True
+        torch = sys.modules.get("torch")
+        torch = torch if hasattr(torch, "Generator") and hasattr(torch, "no_grad") else None  # not half imported
+        grad_mode = None
+        try:
+            if torch is not None:
+                if self.is_capturing(torch):
+                    return
+                if not self.has_hook:
+                    self.hook_optimizers()
+                grad_mode = torch._C.is_grad_enabled() if hasattr(torch._C, "is_grad_enabled") else torch.is_grad_enabled()
+                torch._C._set_grad_enabled(False)
+                plain = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
+                with plain():
+                    self.take(kind, site, roots, frame, value)
+            else:
+                self.take(kind, site, roots, frame, value)
+        except Exception as error:
+            self.note_error(error)
+        finally:
+            if grad_mode is not None:
+                torch._C._set_grad_enabled(grad_mode)
+            self.local.busy = False
+
+    def note_error(self, error):
+        """Say each kind of failure once."""
+        text = type(error).__name__ + ": " + str(error)[:160]
+        if text not in self.errors and len(self.errors) < 20:
+            self.errors[text] = 1
+            try:
+                self.emit("x", 0, 0, 0, [("error", text)])
+            except Exception:
+                self.is_off = True
+
+    # ---- records ---------------------------------------------------------------------------------------------------
+
+    def take(self, kind, site, roots, frame, value):
+        """Look at the values of one site and print them."""
+        roles = self.sites[site][3]
+        if kind == "i" and "update" in roles and self.marker is None and self.updates_weights(site, roots, frame):
+            self.marker = site
+        if self.is_wanted(kind, site, roles):
+            self.show(kind, site, roots, frame, value)
+        if kind == "o" and "update" in roles and site == self.marker:
+            self.updates += 1
+            self.counts.clear()
+        if kind in "or" and "backward" in roles:
+            self.backwards += 1
+
+    def updates_weights(self, site, roots, frame):
+        """Whether the object whose `.step()` is called is an optimizer (a scheduler, a profiler have that method too)."""
+        for text, position, steps in self.sites[site][1]:
+            item = self.resolve(text, position, steps, roots, frame)
+            name = type(item).__name__.lower()
+            if item is not self and not isinstance(item, types.MethodType) and not any(word in name for word in ("sched", "lr", "prof", "debug", "env")):
+                groups = self.attribute(item, "param_groups")
+                if groups is not self or any(word in name + text.lower() for word in ("opt", "adam", "sgd", "engine", "scaler", "lion", "muon")):
+                    return True
+        return False
+
+    def show(self, kind, site, roots, frame, value):
+        """Print one record, and the state of the training where the site passes gradients back or updates weights."""
+        _, before, after, roles, _ = self.sites[site]
+        invocation, parent = self.invocation_of(frame, kind == "e")
+        if kind == "i" and "update" in roles:
+            self.emit_state("grads", invocation, parent)
+        if kind in "ih":
+            values = self.values_before(before, roots, frame, site)
+            if kind == "h" and (value is None or isinstance(value, (bool, int, float, str))):
+                values.append(("=", value, self.summary(value, 0)))
+        elif kind == "r":
+            values = [("return", value, self.summary(value, 0))]
+            self.pending.pop((id(frame), site), None)
+            self.frames.pop(id(frame), None)
+        else:
+            values = self.values_after(after, before, roots, frame, site)
+        number = self.emit(kind, site, invocation, parent, [(name, text) for name, _, text in values if text is not None])
+        if kind in "oret" and self.settings["grads"]:
+            for name, item, _ in values:
+                self.watch_gradient(item, name, number, site, invocation, parent)
+        if kind == "o" and "backward" in roles:
+            self.emit_state("grads", invocation, parent)
+        if kind == "o" and "update" in roles:
+            self.emit_state("params", invocation, parent)
+
+    def values_before(self, paths, roots, frame, site):
+        """[(name, object, summary)] of the paths; what is needed to see later whether they changed is kept as text."""
+        values, kept = [], {}
+        for text, position, steps in paths:
+            item = self.resolve(text, position, steps, roots, frame)
+            if item is not self:
+                summary = self.summary(item, 0)
+                values.append((text, item, summary))
+                kept[text] = (self.signature(item), summary)
+        if len(self.pending) > 5000:
+            self.pending.clear()
+        self.pending[(id(frame), site)] = kept
+        return values
+
+    def values_after(self, paths, before, roots, frame, site):
+        """Like `values_before`: the written paths always, the read ones only where they changed."""
+        kept = self.pending.pop((id(frame), site), {})
+        read = set(text for text, _, _ in before)
+        values = []
+        for index, (text, position, steps) in enumerate(paths):
+            item = self.resolve(text, position, steps, roots, frame)
+            if item is self:
+                continue
+            signature, old = kept.get(text, (None, None))
+            is_written = index < self.sites[site][4] or text not in read
+            if not is_written and signature is not None and signature == self.signature(item):
+                continue
+            summary = self.summary(item, 0)
+            if is_written or old != summary:
+                values.append((text, item, summary))
+        return values
+
+    def resolve(self, text, position, steps, roots, frame):
+        """The object at a path without calling any code of the user; `self` when it is not there."""
+        if position >= 0:
+            item = roots[position]
+        else:
+            item = frame.f_globals.get(text.split(".")[0].split("[")[0], self)
+        for kind, key in steps:
+            if item is self:
+                return self
+            item = self.attribute(item, key) if kind == "." else self.element(item, key)
+        return item
+
+    def attribute(self, item, name):
+        """An attribute that is plain data."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(item, self.base(torch)):
+            if name in ("data", "shape", "dtype", "requires_grad", "T") or (name == "grad" and (item.is_leaf or item.retains_grad)):
+                return getattr(item, name)
+        own = getattr(item, "__dict__", None)
+        if isinstance(item, types.ModuleType):
+            return own.get(name, self)
+        if isinstance(own, dict):
+            if name in own:
+                return own[name]
+            for store in ("_parameters", "_buffers", "_modules"):
+                if isinstance(own.get(store), dict) and name in own[store]:
+                    return own[store][name]
+        if isinstance(item, tuple) and name in getattr(type(item), "_fields", ()):
+            return item[type(item)._fields.index(name)]
+        for base in (item if isinstance(item, type) else type(item)).__mro__:
+            if name in base.__dict__:
+                found = base.__dict__[name]
+                if isinstance(found, types.MemberDescriptorType):
+                    return found.__get__(item) if not isinstance(item, type) else self
+                return self if hasattr(type(found), "__get__") else found
+        return self
+
+    def element(self, item, key):
+        """An element of a plain container."""
+        if isinstance(item, collections.UserDict):
+            item = item.data
+        if isinstance(item, dict):
+            return dict.__getitem__(item, key) if dict.__contains__(item, key) else self
+        if isinstance(item, (list, tuple)) and isinstance(key, int) and -len(item) <= key < len(item):
+            return item[key]
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if isinstance(key, int) and torch is not None and type(item) is torch.Tensor and item.dim():
+            return self.base(torch).__getitem__(item, key)
+        return item[key] if isinstance(key, int) and numpy is not None and type(item) is numpy.ndarray and item.ndim else self
+
+    def invocation_of(self, frame, is_new):
+        """(number of this call of the function, number of the nearest instrumented caller's call or 0)."""
+        entry = self.frames.get(id(frame))
+        if entry is None or is_new or entry[2] is not frame.f_code:
+            parent, caller, depth = 0, frame.f_back, 0
+            while caller is not None and depth < 200:
+                found = self.frames.get(id(caller))
+                if found is not None and found[2] is caller.f_code:
+                    parent = found[0]
+                    break
+                caller, depth = caller.f_back, depth + 1
+            if len(self.frames) > 20000:
+                self.frames.clear()
+            entry = self.frames[id(frame)] = (next(self.invocations), parent, frame.f_code)
+        return entry[0], entry[1]
+
+    def emit(self, kind, site, invocation, parent, values):
+        """Print one record, over several lines where it is long; every line ends in a checksum against torn lines."""
+        number = next(self.numbers)
+        rank = self.current_rank()
+        thread = self.threads.setdefault(threading.get_ident(), len(self.threads))
+        head = "|".join(str(part) for part in (self.settings["tag"], "?" if rank is None else rank, os.getpid(), thread, number, kind, site,
+                                               invocation, parent, self.step, self.random_state(), self.sites[site][0] if site else "-"))
+        parts, size = [{}], 0
+        for name, value in values:
+            length = len(json.dumps(value)) + len(name) + 6
+            if length > 2800:
+                value, length = ["~", zlib.crc32(json.dumps(value).encode())], 30
+            if size + length > 2900:
+                parts.append({})
+                size = 0
+            parts[-1][name] = value
+            size += length
+        for part in parts:
+            line = head + "|" + json.dumps(part, separators=(",", ":"))
+            line = line.encode("ascii", "backslashreplace").decode("ascii")
+            sys.stdout.write("%s|%08x\n" % (line, zlib.crc32(line.encode())))
+        sys.stdout.flush()
+        self.emitted += len(parts)
+        return number
+
+    def random_state(self):
+        """Digests of the random generators in use: Python's, numpy's, torch's (of the current device too)."""
+        parts = ["%08x" % (hash(random.getstate()[1]) & 0xFFFFFFFF), "", ""]
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        if numpy is not None and hasattr(numpy, "random"):
+            state = numpy.random.get_state()
+            parts[1] = "%08x" % zlib.crc32(state[1].tobytes() + str(state[2]).encode())
+        if torch is not None and hasattr(torch, "default_generator"):
+            generators, digest = [torch.default_generator], 0
+            for name in ("cuda", "npu"):
+                device = getattr(torch, name, None)
+                if device is not None and device.is_initialized():
+                    generators.append(device.default_generators[device.current_device()])
+            for generator in generators:
+                digest = zlib.crc32(self.base(torch).numpy(generator.get_state()).tobytes(), digest)
+            parts[2] = "%08x" % digest
+        return ".".join(parts)
+
+    # ---- state of the training ----------------------------------------------------------------------------------------
+
+    def hook_optimizers(self):
+        """Count the steps of any torch optimizer and look at the state around them, also where a library calls it."""
+        optim = sys.modules.get("torch.optim.optimizer")
+        if optim is None or not hasattr(optim, "Optimizer"):
+            return
+        self.has_hook = True
+        if hasattr(optim, "register_optimizer_step_post_hook"):
+            optim.register_optimizer_step_pre_hook(lambda optimizer, *_: self.optimizer_event("i", optimizer))
+            optim.register_optimizer_step_post_hook(lambda optimizer, *_: self.optimizer_event("o", optimizer))
+
+    def optimizer_event(self, kind, optimizer):
+        """Before and after a step of a torch optimizer: its hyper-parameters, gradients, parameters and moments."""
+        if self.is_off or getattr(self.local, "busy", False):
+            return
+        self.optimizer = self.optimizer or weakref.ref(optimizer)
+        self.local.busy = True
+        torch = sys.modules["torch"]
+        grad_mode = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            if self.is_wanted(kind, "optimizer"):
+                invocation, parent = self.nearest_invocation(sys._getframe(1))
+                values = [("optimizer", self.summary(optimizer, 0))]
+                for index, item in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+                    if index < 200:
+                        values.append(("param %d" % index, self.summary(item, 0)))
+                        if kind == "i" and item.grad is not None:
+                            values.append(("grad %d" % index, self.summary(item.grad, 0)))
+                        for key, state in sorted(optimizer.state.get(item, {}).items()) if item in optimizer.state else ():
+                            values.append(("%s %d" % (key, index), self.summary(state, 1)))
+                self.emit("S" if kind == "i" else "s", 0, invocation, parent, [pair for pair in values if pair[1] is not None])
+            if kind == "o" and self.optimizer() is optimizer:
+                self.hook_updates += 1
+                self.counts.clear()
+        except Exception as error:
+            self.note_error(error)
+        finally:
+            torch._C._set_grad_enabled(grad_mode)
+            self.local.busy = False
+
+    def nearest_invocation(self, frame):
+        """The call of the nearest instrumented frame at or above `frame`."""
+        while frame is not None:
+            found = self.frames.get(id(frame))
+            if found is not None and found[2] is frame.f_code:
+                return found[0], found[1]
+            frame = frame.f_back
+        return 0, 0
+
+    def emit_state(self, what, invocation, parent):
+        """Gradients, or parameters and buffers, of every model seen so far."""
+        values = []
+        for prefix, module in self.top_modules():
+            for name, item, _ in self.tensors_of(module, prefix, 300, True):
+                item = item.grad if what == "grads" and item.is_leaf else None if what == "grads" else item
+                if item is not None:
+                    values.append((name, self.summary(item, 0)))
+        if values:
+            self.emit("g" if what == "grads" else "p", 0, invocation, parent, values)
+
+    def top_modules(self):
+        """Models that are in no other model, in the order in which they were seen."""
+        alive = [m for m in (reference() for reference in self.modules.values()) if m is not None]
+        inner = set()
+        for module in alive:
+            inner.update(id(m) for m in self.submodules(module)[1:])
+        return [("m%d" % i, m) for i, m in enumerate(m for m in alive if id(m) not in inner)]
+
+    def submodules(self, module):
+        """A module and all modules in it, by its own dictionaries."""
+        found, index = [module], 0
+        while index < len(found) and len(found) < 3000:
+            found.extend(m for m in found[index].__dict__.get("_modules", {}).values() if m is not None and not any(m is f for f in found[-50:]))
+            index += 1
+        return found
+
+    def tensors_of(self, module, prefix, limit, is_deep):
+        """[(name, tensor, is parameter)] of a module's parameters and buffers, non-persistent ones too."""
+        found, stack, seen = [], [(prefix, module)], set()
+        while stack and len(found) < limit:
+            name, item = stack.pop(0)
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            for store in ("_parameters", "_buffers"):
+                found.extend(("%s.%s" % (name, key), t, store == "_parameters") for key, t in item.__dict__.get(store, {}).items() if t is not None)
+            if is_deep:
+                stack.extend(("%s.%s" % (name, key), m) for key, m in item.__dict__.get("_modules", {}).items() if m is not None)
+        return found[:limit]
+
+    def watch_gradient(self, item, name, number, site, invocation, parent):
+        """Print the gradient of a value when autograd has it; the hook holds numbers only, never a tensor."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        if isinstance(item, (list, tuple)) and len(item) <= 8:
+            for index, inner in enumerate(item):
+                if isinstance(inner, self.base(torch)):
+                    self.watch_gradient(inner, "%s[%d]" % (name, index), number, site, invocation, parent)
+        if not isinstance(item, self.base(torch)) or not item.requires_grad or item.grad_fn is None:
+            return
+        version = (item._version, id(item.grad_fn))
+        old = self.hooked.get(id(item))
+        if old is not None and old[0]() is item and old[1] == version:
+            return
+        if len(self.hooked) > 20000:
+            self.hooked.clear()
+        self.hooked[id(item)] = (weakref.ref(item), version)
+
+        def show(gradient):
+            self.gradient_event(gradient, name, number, site, invocation, parent)
+
+        item.register_hook(show)
+
+    def gradient_event(self, gradient, name, number, site, invocation, parent):
+        """Print one gradient; called by autograd, possibly on a thread of its own."""
+        if self.is_off or getattr(self.local, "busy", False) or self.emitted > self.settings["total"]:
+            return
+        self.local.busy = True
+        torch = sys.modules["torch"]
+        grad_mode = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            self.emit("d", site, invocation, parent, [("of", number), ("name", name), ("value", self.summary(gradient, 0))])
+        except Exception as error:
+            self.note_error(error)
+        finally:
+            torch._C._set_grad_enabled(grad_mode)
+            self.local.busy = False
+
+    # ---- summaries -------------------------------------------------------------------------------------------------
+
+    def base(self, torch):
+        """The class whose methods nobody wraps."""
+        return getattr(torch._C, "TensorBase", None) or torch._C._TensorBase
+
+    def signature(self, item):
+        """What changes when a tensor or a module's tensors are written in place; None when that cannot be told."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return None
+        if isinstance(item, self.base(torch)):
+            return (id(item), item._version) if not self.base(torch).is_inference(item) else None
+        if hasattr(torch, "nn") and isinstance(item, torch.nn.Module):
+            return tuple((id(t), t._version) for _, t, _ in self.tensors_of(item, "", 64, True))
+        return None
+
+    def summary(self, item, depth):
+        """A JSON value that says what an object holds; None when it says nothing worth comparing."""
+        if item is None:
+            return ["N"]
+        if isinstance(item, bool):
+            return item
+        if isinstance(item, int):
+            return item if abs(item) < 1 << 60 else ["i", str(item)[:80]]
+        if isinstance(item, float):
+            return ["f", repr(float(item))]
+        if isinstance(item, str):
+            return ["s", item] if len(item) <= 60 else ["s", item[:40], len(item), zlib.crc32(item.encode("utf-8", "replace"))]
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if torch is not None and hasattr(torch, "Generator"):
+            if isinstance(item, self.base(torch)):
+                return self.tensor_summary(torch, item)
+            if isinstance(item, torch.Generator):
+                return ["g", "%08x" % zlib.crc32(self.base(torch).numpy(item.get_state()).tobytes())]
+            if isinstance(item, (torch.dtype, torch.device)):
+                return ["d", str(item)]
+            if hasattr(torch, "nn") and isinstance(item, torch.nn.Module):
+                return self.module_summary(item, depth)
+        if numpy is not None and isinstance(item, numpy.ndarray):
+            return self.array_summary(numpy, item)
+        if numpy is not None and isinstance(item, numpy.generic):
+            return ["f", repr(float(item))] if isinstance(item, numpy.floating) else ["n", str(item)[:60]]
+        if hasattr(item, "asnumpy") and not isinstance(item, type):
+            return self.array_summary(numpy, item.asnumpy())
+        return self.shared(self.container_summary(item, depth))
+
+    def shared(self, value):
+        """A long summary is printed once and then referred to by its checksum."""
+        if value is None:
+            return None
+        text = json.dumps(value)
+        if len(text) < 160:
+            return value
+        digest = "%08x" % zlib.crc32(text.encode())
+        if digest in self.known or len(text) > 2600:
+            return ["#", digest]
+        self.known.add(digest)
+        return ["=", digest, value]
+
+    def container_summary(self, item, depth):
+        """Lists, tuples, dictionaries, optimizers, and objects with plain attributes."""
+        if isinstance(item, collections.UserDict):
+            item = item.data
+        if isinstance(item, (list, tuple, set, frozenset, collections.deque)):
+            items = sorted(item, key=repr) if isinstance(item, (set, frozenset)) else list(item)
+            if len(items) > 16 and all(type(v) in (int, float, bool) for v in items[:200000]):
+                return self.numbers_summary(items)
+            return ["l", len(items), [self.summary(v, depth + 1) for v in items[:16]] if depth < 3 else None]
+        if isinstance(item, dict):
+            pairs = list(item.items())[:24]
+            return ["m", len(item), [[str(k)[:40], self.summary(v, depth + 1)] for k, v in pairs] if depth < 3 else None]
+        if isinstance(item, (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)) or depth > 1:
+            return None
+        groups = getattr(item, "__dict__", {}).get("param_groups")
+        if isinstance(groups, list) and all(isinstance(g, dict) for g in groups):
+            plain = [[[k, self.summary(v, depth + 1)] for k, v in sorted(g.items()) if k != "params"] + [["params", len(g.get("params", ()))]] for g in groups[:8]]
+            return ["P", type(item).__name__, plain]
+        own = getattr(item, "__dict__", None)
+        if not isinstance(own, dict) or not own:
+            return None
+        pairs = [(k, v) for k, v in own.items() if isinstance(v, (bool, int, float, str, type(None), list, tuple)) or hasattr(v, "dtype")]
+        shown = [[k, self.summary(v, depth + 1)] for k, v in pairs[:80]]
+        return ["o", type(item).__name__, [pair for pair in shown if len(json.dumps(pair[1])) < 400][:60]] if shown else None
+
+    def numbers_summary(self, items):
+        """A long list of plain numbers: length, sum, sum weighted by position, both ends, exact checksum."""
+        weighted = sum(v * ((i * 7919) % 1009 + 1) for i, v in enumerate(items))
+        return ["A", len(items), ["f", repr(float(sum(items)))], ["f", repr(float(weighted))], [float(v) for v in items[:3] + items[-3:]], zlib.crc32(repr(items).encode())]
+
+    def module_summary(self, module, depth):
+        """The weights of a module from a library; of a module of the user only its kind, its statements print themselves."""
+        if id(module) not in self.modules or self.modules[id(module)]() is not module:
+            self.modules[id(module)] = weakref.ref(module)
+        home = sys.modules.get(type(module).__module__)
+        if hasattr(home, self.settings["tag"] + "_i") or depth:
+            return ["M", type(module).__name__]
+        tensors = self.tensors_of(module, "", 12, True)
+        plain = [[k, v] for k, v in sorted(module.__dict__.items()) if k != "training" and not k.startswith("_") and isinstance(v, (bool, int, float, str))]
+        return self.shared(["w", type(module).__name__, [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
+
+    def tensor_summary(self, torch, tensor):
+        """["T", dtype, shape, [sum, norm, min, max, weighted sum], samples, requires grad, [nan, +inf, -inf counts]].
+
+        What is beyond 1e30 counts as infinite: a mask filled with -inf or with the dtype's minimum does the same.
+        """
+        base = self.base(torch)
+        item = base.detach(tensor)
+        shape, dtype = list(item.shape), str(item.dtype).replace("torch.", "")
+        head = ["T", dtype, shape]
+        if item.device.type == "meta" or item.layout != torch.strided or 0 in shape or "quint" in dtype or "qint" in dtype:
+            return head + [[], [], bool(tensor.requires_grad), []]
+        if item.is_complex():
+            item = torch._C._VariableFunctions.view_as_real(item)
+        is_exact = not item.is_floating_point()
+        wide = torch.int64 if is_exact else torch.float32 if item.device.type in ("npu", "mps") else torch.float64
+        flat = base.reshape(item, (-1,))
+        stats, specials, samples = self.flat_statistics(torch, flat, wide, is_exact)
+        return head + [stats, samples, bool(tensor.requires_grad), specials]
+
+    def flat_statistics(self, torch, flat, wide, is_exact):
+        """Statistics of a flat tensor in pieces, so that a full device does not run out of memory."""
+        base, size, piece = self.base(torch), flat.shape[0], 1 << 22
+        total = squares = weighted = 0
+        low = high = None
+        specials = [0, 0, 0]
+        for start in range(0, size, piece):
+            part = base.to(base.narrow(flat, 0, start, min(piece, size - start)), wide)
+            weight = self.weight(torch, part.shape[0], wide, part.device)
+            row = self.row(torch, part, weight, is_exact)
+            if not is_exact and not all(abs(v) < 1e30 for v in row[2:4]):
+                nan = base.isnan(part) if hasattr(base, "isnan") else base.ne(part, part)
+                infinite = base.ge(base.abs(part), 1e30)
+                positive = base.gt(part, 0)
+                counts = [nan, base.logical_and(infinite, positive), base.logical_and(infinite, base.logical_not(positive))]
+                specials = [a + int(base.sum(m).item()) for a, m in zip(specials, counts)]
+                row = self.row(torch, base.masked_fill(part, base.logical_or(nan, infinite), 0.0), weight, is_exact)
+            total, squares, weighted = total + row[0], squares + row[1], weighted + row[4] * (1 + start // piece)
+            low, high = row[2] if low is None else min(low, row[2]), row[3] if high is None else max(high, row[3])
+        if is_exact:
+            stats = [total, low, high, weighted]
+        else:
+            stats = [float("%.15g" % v) for v in (total, max(squares, 0.0) ** 0.5, low, high, weighted)]
+        places = torch._C._VariableFunctions.tensor([int(k * 0.7548776662466927 % 1 * size) for k in range(1, 7)], device=flat.device) if hasattr(torch._C._VariableFunctions, "tensor") else None
+        if places is None:
+            samples = [base.narrow(flat, 0, int(k * 0.7548776662466927 % 1 * size), 1).item() for k in range(1, 7)]
+        else:
+            samples = base.tolist(base.to(base.index_select(flat, 0, places), wide))
+        return stats, specials if any(specials) else [], [v if is_exact else self.plain(v) for v in samples[: max(1, min(6, size))]]
+
+    def plain(self, value):
+        """A float that strict JSON can hold."""
+        return float("%.12g" % value) if abs(value) < 1e30 else "nan" if value != value else "inf" if value > 0 else "-inf"
+
+    def row(self, torch, part, weight, is_exact):
+        """[sum, sum of squares, minimum, maximum, weighted sum] of a piece, fetched from the device at once."""
+        base = self.base(torch)
+        squares = base.sum(part) if is_exact else base.sum(base.mul(part, part))
+        parts = [base.sum(part), squares, base.min(part), base.max(part), base.sum(base.mul(part, weight))]
+        return base.tolist(torch._C._VariableFunctions.stack(parts))
+
+    def weight(self, torch, size, wide, device):
+        """Weights by position, so that a permutation shows."""
+        key = (size, wide, str(device))
+        if key in self.weights:
+            return self.weights[key]
+        base, functions = self.base(torch), torch._C._VariableFunctions
+        place = functions.arange(size, dtype=wide, device=device)
+        if wide == torch.int64:
+            weight = base.add(base.remainder(base.mul(place, 7919), 1009), 1)
+        else:
+            weight = base.sub(base.remainder(base.mul(place, 0.6180339887498949), 1.0), 0.5)
+        if size <= 16384 and len(self.weights) < 256:
+            self.weights[key] = weight
+        return weight
+
+    def array_summary(self, numpy, array):
+        """The same as `tensor_summary` for a numpy array."""
+        head = ["T", str(array.dtype), list(array.shape)]
+        if array.size == 0 or array.dtype.kind not in "biufc":
+            return head + [[], [], False, []] if array.size == 0 else head + [[zlib.crc32(repr(array.tolist()[:1000]).encode())], [], False, []]
+        flat = numpy.ascontiguousarray(array).reshape(-1)
+        if array.dtype.kind == "c":
+            flat = flat.view(flat.real.dtype)
+        samples = [flat[int(k * 0.7548776662466927 % 1 * flat.size)] for k in range(1, 1 + max(1, min(6, flat.size)))]
+        place = numpy.arange(flat.size)
+        if array.dtype.kind in "biu":
+            wide = flat.astype(numpy.int64)
+            stats = [wide.sum(), wide.min(), wide.max(), (wide * (place * 7919 % 1009 + 1)).sum()]
+            return head + [[int(v) for v in stats], [int(v) for v in samples], False, []]
+        wide = flat.astype(numpy.float64)
+        specials = [int(numpy.isnan(wide).sum()), int((wide >= 1e30).sum()), int((wide <= -1e30).sum())]
+        wide = numpy.where(numpy.abs(wide) < 1e30, wide, 0.0)
+        stats = [wide.sum(), numpy.sqrt((wide * wide).sum()), wide.min(), wide.max(), (wide * (place * 0.6180339887498949 % 1.0 - 0.5)).sum()]
+        return head + [[float("%.15g" % v) for v in stats], [self.plain(float(v)) for v in samples], False, specials if any(specials) else []]
+
+
+RUNTIME_HEAD = """import collections, itertools, json, os, random, sys, threading, types, weakref, zlib
+"""
+
+# The first thing a probe does is to ask whether it is being compiled: a torch.compile'd function then stays one graph.
+RUNTIME_TAIL = """
+def _is_compiling():
+    compiler = sys.modules.get("torch.compiler") or sys.modules.get("torch._dynamo")
+    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()
+
+
+def _make(kind):
+    def probe(site, *roots):
+        if not _is_compiling() and not _runtime.is_off:
+            _runtime.guarded(kind, site, roots, sys._getframe(1))
+    return probe
+
+
+def _header(site, value, *roots):
+    if not _is_compiling() and not _runtime.is_off:
+        _runtime.guarded("h", site, roots, sys._getframe(1), value)
+    return value
+
+
+def _return(site, value):
+    if not _is_compiling() and not _runtime.is_off:
+        _runtime.guarded("r", site, (), sys._getframe(1), value)
+    return value
+
+
+_folder = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(_folder, "sites.json"), encoding="utf-8") as _file:
+    _table = json.load(_file)
+_runtime = ProbeRuntime(_table["settings"], {int(k): v for k, v in _table["sites"].items()})
+probes = tuple(_make(kind) for kind in "iote") + (_header, _return)
+"""
+
+
+class Journal:
+    """What was changed in the user's code on one host, so that it can be put back after anything.
+
+    It lives in a folder `.precision_comparer_<tag>` inside the code: `journal.json`, the original bytes in `originals/`, and
+    the runtime of the prints.  It is written before a file is touched and removed after all files are restored.
+    """
+
+    FOLDER = ".precision_comparer_"
+
+    def __init__(self, host: Host, root: str, tag: str):
+        self.host, self.root, self.tag = host, root, tag
+        self.folder = os.path.join(root, self.FOLDER + tag.lstrip("_"))
+        self.entries: list[dict[str, Any]] = []
+
+    def add(self, path: str, before: bytes, after: bytes) -> None:
+        """Note that `path` is about to change from `before` to `after`."""
+        info = self.host.stat(path)
+        backup = os.path.join(self.folder, "originals", f"{len(self.entries)}")
+        self.host.write(backup, before)
+        self.entries.append({"path": path, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns, "backup": backup})
+
+    def save(self) -> None:
+        """Write the journal; only after that may files be changed."""
+        owner = {"pid": os.getpid(), "machine": os.uname().nodename}
+        self.host.write(os.path.join(self.folder, "journal.json"), json.dumps({"owner": owner, "entries": self.entries}, ensure_ascii=False, indent=1).encode())
+
+    def apply(self, contents: dict[str, bytes]) -> None:
+        """Write the injected files, each with a whole-second mtime of its own so that no stale bytecode is accepted."""
+        for entry in self.entries:
+            second = max(int(time.time()), entry["mtime_ns"] // 10**9 + 1, Journal.last_second + 1)
+            self.host.write(entry["path"], contents[entry["path"]], entry["mode"], second * 10**9)
+            Journal.last_second = second if second > time.time() - 2 else Journal.last_second
+
+    last_second = 0
+
+    def restore(self) -> list[str]:
+        """Put every file back as it was, bytes, mode and mtime; returns a sentence for each file that cannot be."""
+        conflicts = []
+        for entry in self.entries:
+            path = entry["path"]
+            if self.host.stat(path) is None:
+                conflicts.append(f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}")
+                continue
+            now = digest_of(self.host.read(path))
+            if now == entry["before"] and self.host.stat(path).mtime_ns == entry["mtime_ns"]:
+                continue
+            if now in (entry["after"], entry["before"]):
+                self.host.write(path, self.host.read(entry["backup"]), entry["mode"], entry["mtime_ns"])
+                self._forget_bytecode(path)
+            else:
+                conflicts.append(f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}")
+        self.host.remove(self.folder)
+        return conflicts
+
+    def _keep(self, entry: dict[str, Any]) -> str:
+        kept = entry["path"] + ".precision_comparer_original"
+        self.host.write(kept, self.host.read(entry["backup"]), entry["mode"], entry["mtime_ns"])
+        return kept
+
+    def _forget_bytecode(self, path: str) -> None:
+        folder, name = os.path.split(path)
+        for compiled in self.host.find(os.path.join(glob.escape(folder), "__pycache__", glob.escape(name.removesuffix(".py")) + ".*.pyc")):
+            self.host.remove(compiled)
+
+    @classmethod
+    def leftovers(cls, host: Host, root: str) -> list["Journal"]:
+        """Journals of runs that could not clean up; raises `ConfigError` when one belongs to a run that is still going on."""
+        found = []
+        for path in host.find(os.path.join(glob.escape(root), cls.FOLDER + "*", "journal.json")):
+            journal = cls(host, root, "")
+            journal.folder = os.path.dirname(path)
+            content = json.loads(host.read(path))
+            owner = content["owner"]
+            if owner["machine"] == os.uname().nodename and owner["pid"] != os.getpid() and Path(f"/proc/{owner['pid']}").exists():
+                raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
+            journal.entries = content["entries"]
+            found.append(journal)
+        for folder in host.find(os.path.join(glob.escape(root), cls.FOLDER + "*")):
+            if host.stat(os.path.join(folder, "journal.json")) is None:
+                host.remove(folder)  # died before any file was touched
+        return found
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 of `data` as hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass
+class Injection:
+    """The prints of one round on one side."""
+
+    side: Side
+    tag: str
+    sites: dict[int, Site]
+    files: list[str]
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the prints of a round watch: `window` = [first, last + 1] of optimizer steps (0-based), ranks, gradients."""
+
+    window: tuple[int, int]
+    rank: int | None
+    grads: bool
+    steps_by: Literal["update", "backward"] = "update"
+    init: bool = True
+
+
+def _site_row(site: Site) -> list[Any]:
+    def rows(paths: list[ValuePath], names: list[str]) -> list[Any]:
+        return [[str(p), names.index(p.root) if p.root in names else -1, p.steps] for p in paths]
+
+    where = f"{site.func.file}:{site.line}"
+    if site.kind == "entry":
+        paths = entry_paths(site.func)
+        return [where, [], rows(paths, _arguments(site.func, paths)), [], 0]
+    stmt = site.stmt
+    if site.kind == "target":
+        return [where, [], rows(stmt.writes, _arguments(site.func, stmt.writes)), [], len(stmt.writes)]
+    after = after_paths(stmt)
+    return [where, rows(stmt.reads, _arguments(site.func, stmt.reads)), rows(after, _arguments(site.func, after)), sorted(stmt.roles), len(stmt.writes)]
+
+
+def inject_side(side: Side, code: "CodeTree", files: list[str], tag: str, watch: Watch, journal: Journal) -> Injection:
+    """Put prints into `files` (relative paths) of one side's code; `journal` can undo it from the first moment on."""
+    root = side.config.code_path
+    injection = Injection(side, tag, {}, [], [])
+    contents: dict[str, bytes] = {}
+    side.host.makedirs(os.path.join(journal.folder, "originals"))
+    for file in files:
+        source, funcs = code.sources[file], code.funcs[file]
+        sites = plan_sites(funcs, len(injection.sites) + 1)
+        runtime = os.path.relpath(os.path.join(journal.folder, "runtime.py"), os.path.dirname(os.path.join(root, file)) or root)
+        data, kept, reason = inject_source(source, funcs, sites, tag, runtime)
+        injection.left_out += [f"{file} 的 {func.qualname}: {func.skip_reason}" for func in funcs if func.skip_reason]
+        if reason:
+            injection.left_out.append(f"{file}: {reason}")
+        if data is not None:
+            path = os.path.join(root, file)
+            contents[path] = data
+            journal.add(path, source.data, data)
+            injection.files.append(file)
+            injection.sites.update({site.id: site for site in kept})
+    settings = {"tag": tag, "rank": watch.rank, "window": watch.window, "init": watch.init, "grads": watch.grads, "per_site": 400, "total": 150000, "steps_by": watch.steps_by}
+    table = {"settings": settings, "sites": {number: _site_row(site) for number, site in injection.sites.items()}}
+    side.host.write(os.path.join(journal.folder, "sites.json"), json.dumps(table).encode())
+    runtime_source = RUNTIME_HEAD + "\n\n" + inspect.getsource(ProbeRuntime) + "\n" + RUNTIME_TAIL
+    side.host.write(os.path.join(journal.folder, "runtime.py"), runtime_source.encode())
+    journal.save()
+    journal.apply(contents)
+    return injection
+
+
+@contextlib.contextmanager
+def injected(sides: Iterable[Side], code: dict[str, "CodeTree"], files: dict[str, list[str]], watch: Watch) -> Iterator[dict[str, Injection]]:
+    """The only way in which the user's code is changed: prints are in it inside the `with` block and gone behind it.
+
+    Two sides that share one code folder on one host are injected once.
+    """
+    tag = f"_pc{secrets.token_hex(3)}"
+    journals: list[Journal] = []
+    injections: dict[str, Injection] = {}
+    try:
+        for side in sides:
+            twin = next((i for i in injections.values() if i.side.host is side.host and os.path.realpath(i.side.config.code_path) == os.path.realpath(side.config.code_path)), None)
+            if twin is not None:
+                injections[side.name] = dataclasses.replace(twin, side=side)
+                continue
+            journals.append(Journal(side.host, side.config.code_path, tag))
+            injections[side.name] = inject_side(side, code[side.name], files[side.name], tag, watch, journals[-1])
+        yield injections
+    finally:
+        for journal in journals:
+            for conflict in journal.restore():
+                terminal.warn(conflict)
+
+# ======================================================================================================================
+# 10. Prints: parse, align, compare
+# ======================================================================================================================
+
+# One record, as the runtime prints it:
+# _pc1a2b3c|0|4711|0|57|o|12|9|3|0|5f1e.77.a0|model/attention.py:57|{"y":["T","float32",[2,4],[...],...]}|5d2c11aa
+RECORD = rb"(%s\|([^|\n]*)\|(\d+)\|(\d+)\|(\d+)\|(\w)\|(\d+)\|(\d+)\|(\d+)\|(\d+)\|([0-9a-f.]*)\|[^|\n]*\|(\{.*\}))\|([0-9a-f]{8})"
+
+
+@dataclass
+class Record:
+    """One print: `place` is its position in the log, `kind` as in the runtime, values by name."""
+
+    place: int
+    rank: str
+    pid: int
+    thread: int
+    number: int
+    kind: str
+    site: int
+    invocation: int
+    parent: int
+    step: int
+    random: tuple[str, ...]
+    values: dict[str, Any]
+
+
+@dataclass
+class Records:
+    """All prints of one side: records in the order of the log, and how many lines were torn."""
+
+    records: list[Record]
+    torn: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def parse_records(lines: Iterable[bytes], tag: str) -> Records:
+    """Read the prints out of log lines; a line whose checksum does not fit is counted, never believed."""
+    pattern, mark = re.compile(RECORD % tag.encode()), tag.encode() + b"|"
+    found: dict[tuple[int, int], Record] = {}
+    result = Records([])
+    for line in lines:
+        if mark not in line:
+            continue
+        match = pattern.search(line)
+        if match is None or zlib.crc32(match.group(1)) != int(match.group(13), 16):
+            result.torn += 1
+            continue
+        key = (int(match.group(3)), int(match.group(5)))
+        values = json.loads(match.group(12))
+        if key in found:
+            found[key].values.update(values)
+            continue
+        pid, thread, number = int(match.group(3)), int(match.group(4)), int(match.group(5))
+        site, invocation, parent, step = (int(match.group(i)) for i in (7, 8, 9, 10))
+        found[key] = Record(len(found), match.group(2).decode(), pid, thread, number, match.group(6).decode(), site, invocation, parent, step,
+                            tuple(match.group(11).decode().split(".")), values)
+    result.records = list(found.values())
+    result.errors = sorted({str(r.values.get("error")) for r in result.records if r.kind == "x"})
+    result.records = [r for r in result.records if r.kind != "x"]
+    _expand_references(result.records)
+    return result
+
+
+def _expand_references(records: list[Record]) -> None:
+    """Put the full summary in the place of `["#", digest]`, and of `["=", digest, summary]`."""
+    known: dict[str, Any] = {}
+
+    def expand(value: Any) -> Any:
+        if isinstance(value, list) and value:
+            if value[0] == "=" and len(value) == 3:
+                known[value[1]] = expand(value[2])
+                return known[value[1]]
+            if value[0] == "#" and len(value) == 2:
+                return known.get(value[1], value)
+            if value[0] != "T":
+                return [expand(item) for item in value]
+        return value
+
+    for record in records:
+        record.values = {name: expand(value) for name, value in record.values.items()}
+
+
+@dataclass
+class Exec:
+    """One execution of a statement, of a function's entry, or one look at the training's state."""
+
+    kind: Literal["stmt", "entry", "target", "state", "call"]
+    label: Any
+    site: Site | None
+    call: "Call"
+    place: int
+    step: int
+    ins: dict[str, Any] = field(default_factory=dict)
+    outs: dict[str, Any] = field(default_factory=dict)
+    random_before: tuple[str, ...] = ()
+    random_after: tuple[str, ...] = ()
+    children: list["Call"] = field(default_factory=list)
+    number: int = 0
+    pid: int = 0
+    is_closed: bool = False
+
+
+@dataclass
+class Call:
+    """One call of a function (or one pass through a file's module level) with its executions in order."""
+
+    func: Func | None
+    parent: Exec | None = None
+    execs: list[Exec] = field(default_factory=list)
+    open: Exec | None = None
+    orphans: list["Call"] = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """What one side did, as a tree of calls per process and thread, and the gradients by (record number, name)."""
+
+    roots: list[Call]
+    gradients: dict[tuple[int, int, str], list[tuple[int, Any]]]
+    records: int
+    ranks: set[str]
+
+
+STATE_KINDS = {"g": "梯度", "p": "参数", "S": "优化器更新前", "s": "优化器更新后"}
+
+
+def build_trace(records: list[Record], sites: dict[int, Site], rank: int | None) -> Trace:
+    """Turn the records of the wanted rank into the tree of what was executed."""
+    rank_of = {r.pid: r.rank for r in records if r.rank != "?"}
+    wanted = [r for r in records if rank is None or rank_of.get(r.pid, "?") in ("?", str(rank))]
+    calls: dict[tuple[int, int], Call] = {}
+    trace = Trace([], {}, len(wanted), set(rank_of.values()))
+    for record in wanted:
+        if record.kind == "d":
+            trace.gradients.setdefault((record.pid, record.values["of"], record.values["name"]), []).append((record.place, record.values["value"]))
+            continue
+        site = sites.get(record.site)
+        call = calls.get((record.pid, record.invocation))
+        if call is None:
+            call = calls[record.pid, record.invocation] = Call(site.func if site else None)
+            parent = calls.get((record.pid, record.parent)) if record.parent else None
+            _attach(call, parent, trace)
+        _add_record(call, record, site)
+    for call in calls.values():
+        _flush_orphans(call)
+    return trace
+
+
+def _attach(call: Call, parent: Call | None, trace: Trace) -> None:
+    if parent is None or (call.func and call.func.is_module):
+        trace.roots.append(call)
+    elif parent.open is not None:
+        parent.open.children.append(call)
+        call.parent = parent.open
+    else:
+        parent.orphans.append(call)
+
+
+def _flush_orphans(call: Call) -> None:
+    """Calls for which no statement of the caller was open: made by something that is not printed."""
+    if call.orphans:
+        made_by = Exec("call", "call", None, call, 0, 0, is_closed=True)
+        _adopt(made_by, call)
+        call.execs.append(made_by)
+
+
+def _adopt(made_by: Exec, call: Call) -> None:
+    for child in call.orphans:
+        child.parent = made_by
+    made_by.children += call.orphans
+    call.orphans = []
+
+
+def _add_record(call: Call, record: Record, site: Site | None) -> None:
+    kind, place = record.kind, record.place
+    if kind in STATE_KINDS:
+        call.execs.append(Exec("state", kind, None, call, place, record.step, outs=record.values, random_before=record.random, random_after=record.random, number=record.number, pid=record.pid, is_closed=True))
+        return
+    if call.func is None:
+        call.func = site.func
+    if kind == "i":
+        _flush_orphans(call)
+        call.open = Exec("stmt", None, site, call, place, record.step, record.values, random_before=record.random, number=record.number, pid=record.pid)
+        call.execs.append(call.open)
+        return
+    is_end = kind in "or" and call.open is not None and call.open.site is site
+    if is_end:
+        done, call.open = call.open, None
+        done.place = place
+    else:
+        done = Exec({"e": "entry", "t": "target"}.get(kind, "stmt"), None, site, call, place, record.step, random_before=record.random)
+        call.execs.append(done)
+        if kind in "horte":
+            _adopt(done, call)
+        if kind in "hot":
+            call.open = None
+    if kind == "h":
+        done.ins, done.outs = {k: v for k, v in record.values.items() if k != "="}, {k: v for k, v in record.values.items() if k == "="}
+    else:
+        done.outs = record.values
+    done.random_after, done.number, done.pid, done.is_closed = record.random, record.number, record.pid, True
+
+
+# -- the two code trees ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CodeMap:
+    """Which function and statement of the baseline is which of the test side, and how locals are called there."""
+
+    funcs: dict[int, Func] = field(default_factory=dict)  # id(test function) -> baseline function
+    stmts: dict[int, Stmt] = field(default_factory=dict)  # id(test statement) -> baseline statement
+    back: dict[int, Stmt] = field(default_factory=dict)  # id(baseline statement) -> test statement
+    func_back: dict[int, Func] = field(default_factory=dict)
+    renamed: dict[int, dict[str, str]] = field(default_factory=dict)  # id(test function) -> {test local: baseline local}
+
+    def pair(self, test: Stmt, baseline: Stmt) -> None:
+        self.stmts[id(test)], self.back[id(baseline)] = baseline, test
+
+    def differs(self, test: Stmt) -> bool:
+        """Whether a statement was changed in more than the names of locals, layout and comments."""
+        baseline = self.stmts.get(id(test))
+        if baseline is None:
+            return True
+        if baseline.text == test.text:
+            return False
+        return baseline.shape != test.shape or not self._is_renaming(test, baseline)
+
+    def _is_renaming(self, test: Stmt, baseline: Stmt) -> bool:
+        names = self.renamed.get(id(test.func), {})
+        pairs = zip(_local_names(test), _local_names(baseline))
+        return all(b == names.get(t, t) for t, b in pairs)
+
+
+def _local_names(stmt: Stmt) -> list[str]:
+    node = _without_body(stmt.node)
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and stmt.func.is_local(n.id)]
+
+
+def map_code(baseline: dict[str, list[Func]], test: dict[str, list[Func]]) -> CodeMap:
+    """Match functions by file and name, then by name, then by what they do; and the statements inside them."""
+    code = CodeMap()
+    old = [f for funcs in baseline.values() for f in funcs]
+    new = [f for funcs in test.values() for f in funcs]
+    for key in (lambda f: (f.file, f.qualname), lambda f: (os.path.basename(f.file), f.qualname), lambda f: f.qualname if not f.is_module else (f.file,)):
+        free: dict[Any, list[Func]] = {}
+        for func in old:
+            if id(func) not in code.func_back:
+                free.setdefault(key(func), []).append(func)
+        for func in new:
+            if id(func) not in code.funcs and free.get(key(func)):
+                _pair_functions(code, func, free[key(func)].pop(0))
+    _pair_by_content(code, [f for f in old if id(f) not in code.func_back], [f for f in new if id(f) not in code.funcs])
+    for func in new:
+        if id(func) in code.funcs:
+            _map_statements(code, code.funcs[id(func)], func)
+    return code
+
+
+def _pair_functions(code: CodeMap, test: Func, baseline: Func) -> None:
+    code.funcs[id(test)], code.func_back[id(baseline)] = baseline, test
+
+
+def _pair_by_content(code: CodeMap, old: list[Func], new: list[Func]) -> None:
+    """Pair what is left, best first: a function that was renamed or moved keeps most of its statements."""
+    scored = []
+    for test in new[:400]:
+        shapes = {s.shape for s in test.statements}
+        for baseline in old[:400] if shapes else ():
+            others = {s.shape for s in baseline.statements}
+            score = len(shapes & others) / max(1, len(shapes | others)) + 0.2 * (test.qualname.split(".")[-1] == baseline.qualname.split(".")[-1])
+            if score >= 0.5:
+                scored.append((score, len(scored), test, baseline))
+    for _, _, test, baseline in sorted(scored, key=lambda s: (-s[0], s[1])):
+        if id(test) not in code.funcs and id(baseline) not in code.func_back:
+            _pair_functions(code, test, baseline)
+
+
+def _map_statements(code: CodeMap, baseline: Func, test: Func) -> None:
+    """Longest common runs first by exact text, then by shape, then the most similar statements in between."""
+    if [s.text for s in baseline.statements] == [s.text for s in test.statements]:
+        for new, old in zip(test.statements, baseline.statements):
+            code.pair(new, old)
+        return
+    renamed = code.renamed[id(test)] = {}
+    for (a1, a2), (b1, b2) in _gaps(code, baseline.statements, test.statements, lambda s: s.text):
+        old, new = baseline.statements[a1:a2], test.statements[b1:b2]
+        for (c1, c2), (d1, d2) in _gaps(code, old, new, lambda s: s.shape):
+            _pair_similar(code, old[c1:c2], new[d1:d2])
+    only_old, only_new = baseline.local_names - test.local_names, test.local_names - baseline.local_names
+    for new in test.statements:
+        old = code.stmts.get(id(new))
+        if old is not None and old.shape == new.shape:
+            renamed.update({t: b for t, b in zip(_local_names(new), _local_names(old)) if t in only_new and b in only_old and t not in renamed})
+
+
+def _gaps(code: CodeMap, old: list[Stmt], new: list[Stmt], key: Callable[[Stmt], str]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Pair the equal runs of two lists of statements; returns the ranges between them."""
+    gaps = []
+    matcher = difflib.SequenceMatcher(None, [key(s) for s in old], [key(s) for s in new], autojunk=False)
+    for tag, a1, a2, b1, b2 in matcher.get_opcodes():
+        if tag == "equal":
+            for offset in range(a2 - a1):
+                code.pair(new[b1 + offset], old[a1 + offset])
+        elif tag == "replace":
+            gaps.append(((a1, a2), (b1, b2)))
+    return gaps
+
+
+def _pair_similar(code: CodeMap, old: list[Stmt], new: list[Stmt]) -> None:
+    """Pair statements of one changed stretch in order, the most similar ones, if they are similar at all."""
+    if len(old) * len(new) > 10000:
+        return
+    score = [[_likeness(a, b) for b in new] for a in old]
+    best = [[0.0] * (len(new) + 1) for _ in range(len(old) + 1)]
+    for i in range(len(old) - 1, -1, -1):
+        for j in range(len(new) - 1, -1, -1):
+            together = score[i][j] + best[i + 1][j + 1] if score[i][j] >= 0.45 else 0.0
+            best[i][j] = max(best[i + 1][j], best[i][j + 1], together)
+    i = j = 0
+    while i < len(old) and j < len(new):
+        if score[i][j] >= 0.45 and best[i][j] == score[i][j] + best[i + 1][j + 1]:
+            code.pair(new[j], old[i])
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+
+
+def _likeness(a: Stmt, b: Stmt) -> float:
+    if type(a.node) is not type(b.node) and not (a.writes and [str(w) for w in a.writes] == [str(w) for w in b.writes]):
+        return 0.0
+    same_target = 0.3 if a.writes and [str(w) for w in a.writes] == [str(w) for w in b.writes] else 0.0
+    return min(1.0, 0.8 * difflib.SequenceMatcher(None, a.text, b.text, autojunk=False).ratio() + same_target)
+
+
+# -- the two runs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Delta:
+    """How far two printed values are apart: relative error on the scale of the values, `inf` where they must be equal.
+
+    `is_weak`: a difference that alone says nothing (texts, paths, objects).  `eps`: rounding unit of the coarser dtype.
+    """
+
+    error: float = 0.0
+    note: str = ""
+    is_weak: bool = False
+    eps: float = 0.0
+
+
+EPSILON = {"float64": 2.2e-16, "double": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3, "complex64": 1.2e-7}
+EXACT = 1e-12  # two sums of the same float64 numbers in another order
+
+
+def delta(baseline: Any, test: Any) -> Delta:
+    """The one rule of agreement for printed values (their formats: `ProbeRuntime.summary`)."""
+    if baseline == test:
+        return Delta(eps=_eps(baseline))
+    kinds = (baseline[0] if isinstance(baseline, list) and baseline else "", test[0] if isinstance(test, list) and test else "")
+    if kinds == ("T", "T"):
+        return _tensor_delta(baseline, test)
+    numbers = _plain_number(baseline), _plain_number(test)
+    if None not in numbers:
+        is_exact = all(isinstance(v, (bool, int)) for v in (baseline, test))
+        return Delta(math.inf, "整数不同") if is_exact else _scalar_delta(*numbers)
+    if kinds[0] != kinds[1]:
+        return Delta(math.inf, "类型不同", is_weak="T" not in kinds and None in numbers and not ("N" in kinds and set(kinds) & {"f", "l", "m"}))
+    if kinds[0] == "A":
+        scale = max(abs(_plain_number(baseline[3])), abs(_plain_number(test[3])), 1e-300)
+        is_float = any(v != int(v) for v in baseline[4] + test[4] if math.isfinite(v))
+        return Delta(abs(_plain_number(baseline[3]) - _plain_number(test[3])) / scale, eps=1.2e-7) if is_float and baseline[1] == test[1] else Delta(math.inf, "数列不同")
+    if kinds[0] in ("l", "m", "o", "P", "w"):
+        return _container_delta(baseline, test)
+    return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=True)
+
+
+def _plain_number(value: Any) -> float | None:
+    if isinstance(value, (bool, int, float)):
+        return float(value)
+    return float(value[1]) if isinstance(value, list) and len(value) == 2 and value[0] == "f" else None
+
+
+def _scalar_delta(a: float, b: float) -> Delta:
+    if math.isnan(a) and math.isnan(b):
+        return Delta()
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return Delta(0.0 if a == b else math.inf, "非有限值不同")
+    return Delta(abs(a - b) / max(abs(a), abs(b)), eps=0.0)
+
+
+def _container_delta(a: list[Any], b: list[Any]) -> Delta:
+    """The largest difference of the elements both have; only another number of elements of a list counts by itself."""
+    if a[0] == "l":
+        pairs = list(zip(a[2] or [], b[2] or []))
+        worst = Delta(math.inf, "元素个数不同") if a[1] != b[1] else Delta()
+    elif a[0] == "P":
+        pairs = [(["m", len(x), x], ["m", len(y), y]) for x, y in zip(a[2], b[2])]
+        worst = Delta(math.inf, "参数组数不同") if len(a[2]) != len(b[2]) else Delta()
+    else:
+        left, right = dict((k, v) for k, v in a[2] or []), dict((k, v) for k, v in b[2] or [])
+        pairs = [(left[k], right[k]) for k in left if k in right]
+        worst = Delta(0.0 if set(left) == set(right) else math.inf, "成员不同", is_weak=True)
+        if a[0] == "w" and len(a) > 3:
+            pairs += [(dict(a[3])[k], dict(b[3])[k]) for k in dict(a[3]) if k in dict(b[3])]
+    for x, y in pairs:
+        found = delta(x, y)
+        if (not found.is_weak, found.error) > (not worst.is_weak and worst.error > 0, worst.error) and found.error > 0:
+            worst = found
+    return dataclasses.replace(worst, is_weak=worst.is_weak or a[0] == "o")
+
+
+def _eps(value: Any) -> float:
+    return EPSILON.get(value[1], 0.0) if isinstance(value, list) and value and value[0] == "T" else 0.0
+
+
+def _tensor_delta(a: list[Any], b: list[Any]) -> Delta:
+    """Statistics on the scale of the tensor's root mean square; shapes, integers and special values exactly."""
+    if a[2] != b[2]:
+        return Delta(math.inf, f"形状 {a[2]} 与 {b[2]} 不同")
+    eps = max(_eps(a), _eps(b))
+    note = f"类型 {a[1]} 与 {b[1]} 不同" if a[1] != b[1] else ""
+    if len(a[3]) != len(b[3]):
+        return Delta(math.inf, note or "类型不同")
+    if len(a[3]) < 5:
+        return Delta(math.inf, note or "整数内容不同") if a[3] != b[3] or a[4] != b[4] else Delta(0.0, note)
+    if (a[6] or [0, 0, 0]) != (b[6] or [0, 0, 0]):
+        return Delta(math.inf, "NaN 或无穷的个数不同")
+    count = math.prod(a[2])
+    norms = a[3][1], b[3][1]
+    rms = max(norms) / math.sqrt(count)
+    if rms == 0:
+        return Delta(eps=eps, note=note)
+    if min(norms) == 0:
+        return Delta(1.0, "一侧全为零", eps=eps)
+    errors = [abs(norms[0] - norms[1]) / max(norms), abs(a[3][0] - b[3][0]) / (rms * count), abs(a[3][4] - b[3][4]) / (rms * math.sqrt(count))]
+    for x, y in ((a[3][2], b[3][2]), (a[3][3], b[3][3])):
+        errors.append(abs(x - y) / max(abs(x), abs(y), rms))
+    for x, y in zip(a[4], b[4]):
+        if isinstance(x, str) or isinstance(y, str):
+            errors.append(0.0 if x == y else math.inf)
+        else:
+            errors.append(abs(x - y) / max(abs(x), abs(y), rms))
+    error = max(errors)
+    if note:  # another dtype: its own rounding is no more than what it must cost, but it is a difference
+        error = max(error, eps / 4)
+    return Delta(error if error > EXACT else 0.0, note, eps=eps)
+
+
+@dataclass
+class Pair:
+    """The same execution on both sides (one is `None` where only the other did it), with what differs."""
+
+    test: Exec | None
+    baseline: Exec | None
+    ins: dict[str, Delta] = field(default_factory=dict)
+    outs: dict[str, Delta] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # test name -> baseline name
+    place: int = 0
+    parent: "Pair | None" = None
+    children: list["Pair"] = field(default_factory=list)
+
+    @property
+    def either(self) -> Exec:
+        return self.test or self.baseline
+
+    @property
+    def stmt(self) -> Stmt | None:
+        """The statement on the test side, else on the baseline's."""
+        return self.either.site.stmt if self.either.site else None
+
+
+def align(baseline: Trace, test: Trace, code: CodeMap) -> list[Pair]:
+    """Pair the executions of both runs; the result is in the order in which the test side finished them."""
+    for trace, is_test in ((baseline, False), (test, True)):
+        for root in trace.roots:
+            _label_call(root, code, is_test)
+    pairs: list[Pair] = []
+    _align_calls(baseline.roots, test.roots, None, code, pairs)
+    last = 0
+    for pair in pairs:  # what only the baseline did stands where the test side was at that moment
+        last = pair.place = pair.test.place if pair.test else last
+    order = {id(pair): number for number, pair in enumerate(pairs)}
+    return sorted(pairs, key=lambda p: (p.place, order[id(p)]))
+
+
+def _call_label(call: Call, code: CodeMap, is_test: bool) -> Any:
+    if call.func is None:
+        return "state"
+    twin = code.funcs.get(id(call.func), call.func) if is_test else call.func
+    return id(twin)
+
+
+def _label_call(call: Call, code: CodeMap, is_test: bool) -> None:
+    """Give every execution the identity of its baseline statement, so that equal labels mean the same statement."""
+    stack = [call]
+    while stack:
+        current = stack.pop()
+        for done in current.execs:
+            if done.kind in ("stmt", "target"):
+                stmt = done.site.stmt
+                twin = code.stmts.get(id(stmt), stmt) if is_test else stmt
+                done.label = (done.kind, id(twin))
+            elif done.kind == "entry":
+                done.label = ("entry", _call_label(current, code, is_test))
+            stack.extend(done.children)
+
+
+def _align_calls(old: list[Call], new: list[Call], parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> None:
+    """Pair calls of the same function in order; a call of a function that the other side has not is looked through."""
+    known_old = {_call_label(c, code, False) for c in old}
+    known_new = {_call_label(c, code, True) for c in new}
+    old = _look_through(old, known_new, code, False)
+    new = _look_through(new, known_old, code, True)
+    left, right = [_call_label(c, code, False) for c in old], [_call_label(c, code, True) for c in new]
+    for a, b in _matching(left, right):
+        if a is None or b is None:
+            _add_lone_call(old[a] if b is None else new[b], b is not None, parent, pairs)
+        else:
+            _align_execs(old[a].execs, new[b].execs, parent, code, pairs)
+
+
+def _look_through(calls: list[Call], known: set[Any], code: CodeMap, is_test: bool) -> list[Call]:
+    result = []
+    for call in calls:
+        func_is_paired = call.func is not None and (id(call.func) in (code.funcs if is_test else code.func_back))
+        inner = [child for done in call.execs for child in done.children]
+        if _call_label(call, code, is_test) in known or func_is_paired or not inner or not known:
+            result.append(call)
+        else:
+            result += _look_through(inner, known, code, is_test)
+    return result
+
+
+def _matching(left: list[Any], right: list[Any]) -> list[tuple[int | None, int | None]]:
+    """Index pairs of two sequences of labels in order; `None` on the side that lacks an element."""
+    if left == right:
+        return [(i, i) for i in range(len(left))]
+    start = 0
+    while start < min(len(left), len(right)) and left[start] == right[start]:
+        start += 1
+    end = 0
+    while end < min(len(left), len(right)) - start and left[-1 - end] == right[-1 - end]:
+        end += 1
+    middle_left, middle_right = left[start : len(left) - end], right[start : len(right) - end]
+    result: list[tuple[int | None, int | None]] = [(i, i) for i in range(start)]
+    if len(middle_left) * len(middle_right) > 4_000_000:
+        opcodes = [("replace", 0, len(middle_left), 0, len(middle_right))]
+    else:
+        opcodes = difflib.SequenceMatcher(None, middle_left, middle_right, autojunk=False).get_opcodes()
+    for tag, a1, a2, b1, b2 in opcodes:
+        if tag == "equal":
+            result += [(start + a1 + k, start + b1 + k) for k in range(a2 - a1)]
+        else:
+            result += [(start + i, None) for i in range(a1, a2)] + [(None, start + j) for j in range(b1, b2)]
+    return result + [(len(left) - end + k, len(right) - end + k) for k in range(end)]
+
+
+def _align_execs(old: list[Exec], new: list[Exec], parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> None:
+    lone_old: list[Exec] = []
+    lone_new: list[Exec] = []
+    made: list[Pair] = []
+    for a, b in _matching([e.label for e in old], [e.label for e in new]):
+        if a is not None and b is not None:
+            _align_lone(lone_old, lone_new, made, parent, code, pairs)
+            _add_pair(new[b], old[a], parent, code, pairs)
+        elif a is None:
+            lone_new.append(new[b])
+            made.append(_add_pair(new[b], None, parent, code, pairs))
+        else:
+            lone_old.append(old[a])
+            made.append(_add_pair(None, old[a], parent, code, pairs))
+    _align_lone(lone_old, lone_new, made, parent, code, pairs)
+
+
+def _align_lone(old: list[Exec], new: list[Exec], made: list[Pair], parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> None:
+    """Calls made by statements that only one side has may still be the same calls (a helper was extracted)."""
+    old_calls, new_calls = [c for e in old for c in e.children], [c for e in new for c in e.children]
+    if old_calls or new_calls:
+        _align_calls(old_calls, new_calls, made[-1] if made else parent, code, pairs)
+    old.clear(), new.clear(), made.clear()
+
+
+def _add_lone_call(call: Call, is_test: bool, parent: Pair | None, pairs: list[Pair]) -> None:
+    """A call that only one side made, with everything in it."""
+    for done in call.execs:
+        for child in done.children:
+            _add_lone_call(child, is_test, parent, pairs)
+        pairs.append(Pair(done if is_test else None, None if is_test else done, parent=parent))
+
+
+def _add_pair(new: Exec | None, old: Exec | None, parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> Pair:
+    pair = Pair(new, old, parent=parent)
+    if parent is not None:
+        parent.children.append(pair)
+    if new is not None and old is not None:
+        _align_calls(old.children, new.children, pair, code, pairs)
+        _compare(pair, code)
+    pairs.append(pair)
+    return pair
+
+
+def _compare(pair: Pair, code: CodeMap) -> None:
+    """Compare the values of one execution, name by name."""
+    new, old = pair.test, pair.baseline
+    pair.names = _name_map(new, old, code)
+    for name, value in new.ins.items():
+        twin = pair.names.get(name, name)
+        if twin in old.ins:
+            pair.ins[name] = delta(old.ins[twin], value)
+    for name, value in new.outs.items():
+        twin = pair.names.get(name, name)
+        if twin in old.outs:
+            pair.outs[name] = delta(old.outs[twin], value)
+        elif twin in old.ins and name not in (w_text for w_text in _written_names(new)):
+            pair.outs[name] = delta(old.ins[twin], value)  # changed in place on the test side only
+    for twin, value in old.outs.items():
+        name = next((n for n, t in pair.names.items() if t == twin), twin)
+        if name not in new.outs and name in new.ins and twin not in _written_names(old):
+            pair.outs[name] = delta(value, new.ins[name])  # changed in place on the baseline only
+
+
+def _written_names(done: Exec) -> list[str]:
+    stmt = done.site.stmt if done.site else None
+    return [str(path) for path in stmt.writes] if stmt else []
+
+
+def _name_map(new: Exec, old: Exec, code: CodeMap) -> dict[str, str]:
+    """Test name -> baseline name of the values of two paired executions."""
+    if new.kind == "entry":
+        theirs, ours = old.site.func.params, new.site.func.params
+        return {n: (n if n in theirs else o) for n, o in zip(ours, theirs)} if len(ours) == len(theirs) else {}
+    if new.kind == "state" or not new.site:
+        return {}
+    a, b = new.site.stmt, old.site.stmt
+    result: dict[str, str] = {}
+    renamed = code.renamed.get(id(a.func), {})
+    for ours, theirs in ((a.reads, b.reads), (a.writes, b.writes)):
+        if a.shape == b.shape and len(ours) == len(theirs):
+            result.update({str(x): str(y) for x, y in zip(ours, theirs)})
+        else:
+            known = {str(y) for y in theirs}
+            for x in ours:
+                moved = str(dataclasses.replace(x, root=renamed.get(x.root, x.root)))
+                if str(x) not in known and moved in known:
+                    result[str(x)] = moved
+    return result
+
+# ======================================================================================================================
+# 11. Narrowing
+# ======================================================================================================================
+
+
+class Kind(str, enum.Enum):
+    """What enters at the located place (the report's `kind`)."""
+
+    OPERATOR = "operator"
+    CODE_DIFFERS = "code_differs"
+    CONSTANT = "constant"
+    PARAMETER = "parameter"
+    DATA = "data"
+    RANDOM = "random"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    COMMUNICATION = "communication"
+    CONTROL_FLOW = "control_flow"
+
+
+class Outcome(str, enum.Enum):
+    """The three outcomes of a place, and `GRADIENT` for one that only the gradients name."""
+
+    ORIGIN = "origin"
+    GAP = "gap"
+    RECEIVER = "receiver"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Lines of a file, relative to the side's code_path, and the function they are in."""
+
+    file: str
+    function: str
+    line: int
+    end_line: int
+    code: str
+
+
+def place_of(stmt: Stmt | None) -> Place | None:
+    """Where a statement is."""
+    return Place(stmt.func.file, stmt.func.qualname, stmt.line, stmt.end_line, stmt.text) if stmt else None
+
+
+@dataclass
+class Candidate:
+    """A place at which the two runs may have parted; smaller `rank` is better."""
+
+    outcome: Outcome
+    kind: Kind
+    stmt: Stmt | None  # on the test side, else on the baseline's
+    test: Place | None
+    baseline: Place | None
+    pair: Pair
+    reason: str
+    rank: tuple[Any, ...] = ()
+    evidence: list[tuple[str, str, Any, Any, bool]] = field(default_factory=list)  # phase, name, baseline, test, agree
+
+
+ROUNDING_UNITS = 64  # an output error below this many rounding units is what another kernel may cost
+JUMP = 30.0  # an output error this many times the largest input error is made here, not handed on
+
+
+class Evidence:
+    """All pairs of both runs with the links between equal values; answers where a difference came from and what it did."""
+
+    def __init__(self, pairs: list[Pair], code: CodeMap, threshold: float):
+        self.pairs, self.code, self.threshold = pairs, code, threshold
+        self.makers: dict[Any, list[int]] = {}
+        self.test_makers: dict[Any, list[int]] = {}
+        self.baseline_makers: dict[Any, list[int]] = {}
+        self.index = {id(pair): i for i, pair in enumerate(pairs)}
+        for i, pair in enumerate(pairs):
+            self._note_values(i, pair)
+        self.is_exact = self._is_exact_run()
+        self.alive = self._alive_values()
+
+    # A difference is known by its two values: the same two values elsewhere are the same difference, handed on.
+    def key(self, pair: Pair, name: str, side: str) -> Any:
+        """Identity of a value pair, `side` being "ins" or "outs"."""
+        old, new = getattr(pair.baseline, side), getattr(pair.test, side)
+        twin = pair.names.get(name, name)
+        return _frozen(old.get(twin, pair.baseline.ins.get(twin))), _frozen(new.get(name, pair.test.ins.get(name)))
+
+    def _note_values(self, i: int, pair: Pair) -> None:
+        if pair.test and pair.baseline:
+            for name, found in pair.outs.items():
+                if found.error:
+                    self.makers.setdefault(self.key(pair, name, "outs"), []).append(i)
+        for done, makers in ((pair.test, self.test_makers), (pair.baseline, self.baseline_makers)):
+            if done:
+                for value in done.outs.values():
+                    makers.setdefault(_frozen(value), []).append(i)
+
+    def _is_exact_run(self) -> bool:
+        """Whether both runs agree bit for bit as long as they agree at all (same machine, same kernels)."""
+        floats = [d.error for pair in self.pairs for d in pair.outs.values() if d.eps]
+        return not floats or sum(e == 0 for e in floats[: max(20, len(floats) // 5)]) >= 0.9 * len(floats[: max(20, len(floats) // 5)])
+
+    def matters(self, found: Delta) -> bool:
+        """Whether a difference is more than rounding."""
+        return found.error > max(ROUNDING_UNITS * found.eps if found.eps < 1e-3 else 2 * found.eps, EXACT)
+
+    def _alive_values(self) -> set[Any]:
+        """Differences that reach the loss that is propagated back, a gradient, or the training's state."""
+        alive: set[Any] = set()
+        last = self.pairs[int(len(self.pairs) * 0.97) :]
+        has_sink = any(p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles) for p in self.pairs if p.test and p.baseline)
+        late = {id(p) for p in last} if not has_sink else set()
+        for pair in reversed(self.pairs):
+            if not (pair.test and pair.baseline):
+                continue
+            is_sink = pair.either.kind == "state" or (pair.stmt is not None and "backward" in pair.stmt.roles) or id(pair) in late
+            outs = {self.key(pair, name, "outs") for name, d in pair.outs.items() if d.error}
+            if is_sink:
+                alive |= outs
+            if is_sink or outs & alive:
+                alive |= {self.key(pair, name, "ins") for name, d in pair.ins.items() if d.error}
+                if pair.either.kind == "entry" and pair.parent and pair.parent.test and pair.parent.baseline:
+                    alive |= {self.key(pair.parent, name, "ins") for name, d in pair.parent.ins.items() if d.error}
+        return alive
+
+    def is_alive(self, pair: Pair) -> bool:
+        """Whether a difference made at `pair` goes on to do harm."""
+        return any(d.error and self.key(pair, name, "outs") in self.alive for name, d in pair.outs.items())
+
+    def inputs_of(self, pair: Pair) -> dict[str, Delta]:
+        """What went in: of a function's entry or a loop's target, what went into the statement that made it."""
+        if pair.either.kind == "entry" and pair.parent is not None:
+            return pair.parent.ins
+        if pair.either.kind == "target":
+            for other in reversed(self.pairs[: self.index[id(pair)]]):
+                if other.stmt is pair.stmt and other.either.kind == "stmt" and other.either.call is pair.either.call:
+                    return other.ins
+        return pair.ins
+
+    def maker_before(self, makers: dict[Any, list[int]], key: Any, place: int) -> int | None:
+        """Index of the last pair before `place` that put out a value."""
+        found = makers.get(key, [])
+        position = bisect.bisect_left(found, place)
+        return found[position - 1] if position else None
+
+
+def _frozen(value: Any) -> str:
+    return json.dumps(value)
+
+
+def judge(pairs: list[Pair], traces: dict[str, Trace], code: CodeMap, threshold: float) -> list[Candidate]:
+    """Candidates for the first place at which the runs part, best first."""
+    evidence = Evidence(pairs, code, threshold)
+    found: list[Candidate] = []
+    for pair in pairs:
+        candidate = _judge_pair(pair, evidence)
+        if candidate is not None:
+            found.append(candidate)
+    found += judge_gradients(pairs, traces, evidence)
+    return _best_first(found)
+
+
+def _best_first(found: list[Candidate]) -> list[Candidate]:
+    unique: dict[Any, Candidate] = {}
+    for candidate in sorted(found, key=lambda c: c.rank):
+        unique.setdefault((candidate.test, candidate.baseline), candidate)
+    return list(unique.values())
+
+
+def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
+    if not (pair.test and pair.baseline) or pair.either.kind in ("call",):
+        return None
+    outs = {n: d for n, d in pair.outs.items() if d.error}
+    worst_out = max((d.error for d in outs.values() if not d.is_weak), default=0.0)
+    ins = evidence.inputs_of(pair)
+    worst_in = max((d.error for d in ins.values() if not d.is_weak and d.error), default=0.0)
+    if not outs or pair.either.kind == "state":
+        return None
+    if _explained_inside(pair, evidence):
+        return None
+    strong = [d for d in outs.values() if not d.is_weak]
+    matters = any(evidence.matters(d) for d in strong)
+    floor = max((d.eps for d in strong), default=0.0)
+    jumps = worst_out > JUMP * max(worst_in, 4 * floor if worst_in else 0.0)
+    random = _random_component(pair)
+    is_alive = evidence.is_alive(pair)
+    if worst_in and not jumps:
+        return _judge_receiver(pair, ins, evidence, is_alive, matters)
+    if random is not None and pair.test.random_before[random] != pair.baseline.random_before[random]:
+        return _judge_random(pair, random, evidence, is_alive)
+    return make_candidate(Outcome.ORIGIN, pair, evidence, is_alive, matters, "输入一致, 输出不一致")
+
+
+def _explained_inside(pair: Pair, evidence: Evidence) -> bool:
+    """Whether a function called by the statement already put out the difference."""
+    for child in pair.children:
+        if child.test and child.baseline and child.either.site and child.stmt and isinstance(child.stmt.node, ast.Return):
+            if any(d.error and not d.is_weak for d in child.outs.values()):
+                return True
+    has_return = any(c.stmt and isinstance(c.stmt.node, ast.Return) for c in pair.children)
+    if has_return:
+        return False
+    return any(d.error and not d.is_weak for c in pair.children if c.either.kind != "entry" or c.outs for d in c.outs.values())
+
+
+def _random_component(pair: Pair) -> int | None:
+    """Which random generator an execution drew from (Python, numpy, torch), if any."""
+    before, after = pair.test.random_before, pair.test.random_after
+    for i, (a, b) in enumerate(zip(before, after)):
+        if a != b and len(pair.baseline.random_before) > i:
+            return i
+    return None
+
+
+def _judge_random(pair: Pair, component: int, evidence: Evidence, is_alive: bool) -> Candidate:
+    """The draw differs because the generator's state differed before: find where the states parted."""
+    index = evidence.index[id(pair)]
+    for other in reversed(evidence.pairs[:index]):
+        if not (other.test and other.baseline and other.test.random_after and other.baseline.random_after):
+            continue
+        before = other.test.random_before[component] == other.baseline.random_before[component]
+        after = other.test.random_after[component] == other.baseline.random_after[component]
+        if after:
+            break
+        is_seed = any(d.error for d in other.ins.values()) and other.stmt is not None and "seed" in other.stmt.text
+        if (before or is_seed) and not _random_inside(other, component):
+            return make_candidate(Outcome.ORIGIN, other, evidence, True, True, "随机数发生器的状态从这里开始不同", kind=Kind.RANDOM)
+    lone = _lone_draw(evidence.pairs[:index], component)
+    if lone is not None:
+        return make_candidate(Outcome.ORIGIN, lone, evidence, True, True, "只有一侧在这里取了随机数", kind=Kind.RANDOM)
+    return make_candidate(Outcome.GAP, pair, evidence, is_alive, True, "取随机数之前, 发生器的状态已经不同", kind=Kind.RANDOM)
+
+
+def _random_inside(pair: Pair, component: int) -> bool:
+    return any(c.test and c.baseline and c.test.random_after and c.baseline.random_after
+               and c.test.random_after[component] != c.baseline.random_after[component] for c in pair.children)
+
+
+def _lone_draw(pairs: list[Pair], component: int) -> Pair | None:
+    """The last execution of only one side that moved the generator."""
+    for pair in reversed(pairs):
+        if pair.test and pair.baseline and pair.test.random_after and pair.test.random_after[component] == pair.baseline.random_after[component]:
+            return None
+        done = pair.either
+        if (pair.test is None or pair.baseline is None) and done.random_before and done.random_after and done.random_before[component] != done.random_after[component]:
+            return pair
+    return None
+
+
+def _judge_receiver(pair: Pair, ins: dict[str, Delta], evidence: Evidence, is_alive: bool, matters: bool) -> Candidate | None:
+    """An input already differs: if a seen statement made it, that one is judged; else find out who may have."""
+    index = evidence.index[id(pair)]
+    source = pair.parent if pair.either.kind == "entry" and pair.parent and ins is pair.parent.ins else pair
+    if not (source.test and source.baseline):
+        source = pair
+    for name, found in ins.items():
+        if not found.error or found.is_weak:
+            continue
+        if name not in source.test.ins:
+            continue
+        key = evidence.key(source, name, "ins")
+        if evidence.maker_before(evidence.makers, key, index) is not None:
+            return None
+        lone = _lone_makers(evidence, key, index)
+        if lone is not None:
+            return make_candidate(Outcome.ORIGIN, pair, evidence, is_alive, matters, "只有一侧执行了产生该值的语句", kind=Kind.CODE_DIFFERS, lone=lone)
+        return make_candidate(Outcome.GAP, pair, evidence, is_alive, matters, f"输入 {name} 到达这里时已经不同, 而产生它的代码没有打印", name=name)
+    return None
+
+
+def _lone_makers(evidence: Evidence, key: Any, index: int) -> tuple[Pair | None, Pair | None] | None:
+    """The statements, executed on one side only, that made the two values of a difference."""
+    on_test = evidence.maker_before(evidence.test_makers, key[1], index)
+    on_baseline = evidence.maker_before(evidence.baseline_makers, key[0], index)
+    test = evidence.pairs[on_test] if on_test is not None else None
+    baseline = evidence.pairs[on_baseline] if on_baseline is not None else None
+    lone_test = test if test and test.baseline is None else None
+    lone_baseline = baseline if baseline and baseline.test is None else None
+    return (lone_test, lone_baseline) if lone_test or lone_baseline else None
+
+
+def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, is_alive: bool, matters: bool, reason: str,
+                   kind: Kind | None = None, lone: tuple[Pair | None, Pair | None] | None = None, name: str = "") -> Candidate:
+    """A candidate with its two places, its evidence and its rank."""
+    place = pair
+    if pair.either.kind == "entry" and pair.parent is not None and pair.parent.stmt is not None:
+        place = pair.parent
+    test = place.test.site.stmt if place.test and place.test.site else None
+    baseline = place.baseline.site.stmt if place.baseline and place.baseline.site else None
+    if lone is not None:
+        test = lone[0].stmt if lone[0] is not None else test
+        baseline = lone[1].stmt if lone[1] is not None else (evidence.code.stmts.get(id(test)) or baseline)
+    differs = test is None or baseline is None or evidence.code.differs(test)
+    kind = kind or kind_of(pair, test, baseline, differs)
+    candidate = Candidate(outcome, kind, test or baseline, place_of(test), place_of(baseline), pair, reason)
+    candidate.evidence = evidence_rows(pair, evidence)
+    worst = max((d.error for d in pair.outs.values() if not d.is_weak), default=0.0)
+    candidate.rank = (outcome is Outcome.GRADIENT, not is_alive, not matters, outcome is Outcome.GAP, evidence.index[id(pair)], -worst)
+    return candidate
+
+
+def evidence_rows(pair: Pair, evidence: Evidence) -> list[tuple[str, str, Any, Any, bool]]:
+    """(phase, name, baseline value, test value, agree) of everything seen at a place."""
+    rows = []
+    ins = evidence.inputs_of(pair)
+    source = pair.parent if pair.parent and ins is pair.parent.ins else pair
+    for phase, table, holder in (("in", ins, source), ("out", pair.outs, pair)):
+        for name, found in table.items():
+            twin = holder.names.get(name, name)
+            attribute = "ins" if phase == "in" else "outs"
+            old, new = getattr(holder.baseline, attribute).get(twin), getattr(holder.test, attribute).get(name)
+            rows.append((phase, name, old, new, not found.error))
+    return rows
+
+
+OPTIMIZER_NAME = re.compile(r"optim|adam|sgd|lion|lamb|muon|clip|grad_norm|sched|warmup|lr_|_lr|momentum|decay", re.I)
+DATA_NAME = re.compile(r"data|batch|collat|sampler|token|loader|mask|label", re.I)
+
+
+def kind_of(pair: Pair, test: Stmt | None, baseline: Stmt | None, differs: bool) -> Kind:
+    """Name what enters at a place, from the most telling sign to the least."""
+    stmt = test or baseline
+    if stmt is None:
+        return Kind.OPERATOR
+    if isinstance(stmt.node, (ast.If, ast.While, ast.Match)):
+        return Kind.CONTROL_FLOW
+    if "collective" in stmt.roles:
+        return Kind.COMMUNICATION
+    where = f"{stmt.func.file} {stmt.func.qualname}"
+    if stmt.func.qualname.endswith(".backward"):
+        return Kind.BACKWARD
+    if OPTIMIZER_NAME.search(where):
+        return Kind.OPTIMIZER
+    if DATA_NAME.search(where) and "model" not in where:
+        return Kind.DATA
+    if all(not isinstance(v, list) or v[0] != "T" for v in pair.either.outs.values()):
+        return Kind.CONSTANT
+    if differs:
+        return Kind.CODE_DIFFERS
+    return Kind.OPERATOR
+
+
+def judge_gradients(pairs: list[Pair], traces: dict[str, Trace], evidence: Evidence) -> list[Candidate]:
+    """Walk the gradients in the order in which autograd made them; the first that differs names the statement it went through.
+
+    The gradient of a value is made by the statements that read it, so those whose own output gradients agree are meant.
+    """
+    rows = []
+    for pair in pairs:
+        if not (pair.test and pair.baseline and pair.test.number and pair.baseline.number):
+            continue
+        for (name, new), old in _gradients_of(pair, traces):
+            for (place, value), (_, twin) in zip(new, old):
+                rows.append((place, pair, name, delta(twin, value), value, twin))
+    rows.sort(key=lambda row: row[0])
+    worst_by_pair: dict[int, float] = {}
+    for _, pair, _, found, _, _ in rows:
+        worst_by_pair[id(pair)] = max(worst_by_pair.get(id(pair), 0.0), found.error)
+    before = 0.0
+    for place, pair, name, found, value, twin in rows:
+        if evidence.matters(found) and found.error > JUMP * before:
+            return _gradient_candidates(pair, name, worst_by_pair, evidence, place, (twin, value))
+        before = max(before, found.error)
+    return _parameter_gradients(pairs, worst_by_pair, evidence)
+
+
+def _gradients_of(pair: Pair, traces: dict[str, Trace]) -> Iterator[tuple[tuple[str, list], list]]:
+    for name in pair.test.outs:
+        for suffix in ("", "[0]", "[1]", "[2]"):
+            new = traces["test"].gradients.get((pair.test.pid, pair.test.number, name + suffix))
+            old = traces["baseline"].gradients.get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix))
+            if new and old:
+                yield (name + suffix, new), old
+
+
+def _readers(pair: Pair, name: str, evidence: Evidence) -> list[Pair]:
+    """Later executions that read the value `name` put out by `pair`."""
+    value = _frozen(pair.test.outs.get(name.split("[")[0]))
+    start = evidence.index[id(pair)]
+    return [p for p in evidence.pairs[start + 1 :] if p.test and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
+
+
+def _gradient_candidates(pair: Pair, name: str, worst: dict[int, float], evidence: Evidence, place: int, values: tuple[Any, Any]) -> list[Candidate]:
+    readers = _readers(pair, name, evidence) or [pair]
+    result = []
+    for reader in readers:
+        is_clean = worst.get(id(reader), 0.0) <= JUMP * EXACT or not any(evidence.matters(Delta(worst[id(reader)])) for _ in (0,))
+        if not (reader.test and reader.baseline):
+            continue
+        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, True, True, f"前向一致, {name} 的梯度不一致", kind=Kind.BACKWARD)
+        differs = evidence.code.differs(reader.stmt)
+        candidate.evidence.append(("out", f"{name} 的梯度", values[0], values[1], False))
+        depth = _depth(reader)
+        candidate.rank = (True, not is_clean, not differs, -depth, evidence.index[id(reader)])
+        result.append(candidate)
+    return result
+
+
+def _depth(pair: Pair) -> int:
+    depth = 0
+    while pair.parent is not None:
+        pair, depth = pair.parent, depth + 1
+    return depth
+
+
+def _parameter_gradients(pairs: list[Pair], worst: dict[int, float], evidence: Evidence) -> list[Candidate]:
+    """Every activation's gradient agrees, a parameter's does not: the statement that reads this parameter."""
+    for pair in pairs:
+        if pair.either.kind != "state" or not (pair.test and pair.baseline) or pair.either.label not in ("g", "S"):
+            continue
+        for name, found in pair.outs.items():
+            if evidence.matters(found):
+                attribute = name.split(".")[-1]
+                for reader in pairs:
+                    if reader.test and reader.baseline and reader.stmt and any(attribute in text for text in reader.test.ins) and not worst.get(id(reader)):
+                        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, True, True, f"参数 {name} 的梯度不一致", kind=Kind.BACKWARD)
+                        candidate.rank = (True, True, True, 0, evidence.index[id(reader)])
+                        return [candidate]
+                return []
+    return []
+
+
+# -- the source behind a place -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChangedLine:
+    """One line that both sides have, in different words."""
+
+    baseline: Place
+    test: Place
+
+
+LITERAL = re.compile(r"(?<![\w.])[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])|\b(?:True|False|None|true|false|null)\b|\"[^\"\n]*\"|'[^'\n]*'")
+
+
+def changed_lines(trees: dict[str, CodeTree]) -> list[ChangedLine]:
+    """Lines that were changed between the sides, in the code that was read and in the data files beside it."""
+    result = []
+    for file, old, new in _common_texts(trees):
+        if old == new:
+            continue
+        for tag, a1, a2, b1, b2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            if tag == "replace" and (a2 - a1) * (b2 - b1) <= 2500:
+                for i in range(a1, a2):
+                    for j in range(b1, b2):
+                        result.append(ChangedLine(_line_place(trees["baseline"], file, i, old[i]), _line_place(trees["test"], file, j, new[j])))
+    return result
+
+
+def _common_texts(trees: dict[str, CodeTree]) -> Iterator[tuple[str, list[str], list[str]]]:
+    baseline, test = trees["baseline"], trees["test"]
+    for file in test.sources:
+        if file in baseline.sources:
+            yield file, [line.strip() for line in baseline.sources[file].lines()], [line.strip() for line in test.sources[file].lines()]
+    ours, theirs = test.data_files(), baseline.data_files()
+    for file in ours:
+        if file in theirs:
+            yield file, [line.strip() for line in theirs[file].splitlines()], [line.strip() for line in ours[file].splitlines()]
+
+
+def _line_place(tree: CodeTree, file: str, index: int, text: str) -> Place:
+    inside = [f for f in tree.funcs.get(file, []) if not f.is_module and f.line <= index + 1 <= f.end_line]
+    function = max(inside, key=lambda f: f.line).qualname if inside else _class_at(tree, file, index + 1)
+    return Place(file, function, index + 1, index + 1, text)
+
+
+def _class_at(tree: CodeTree, file: str, line: int) -> str:
+    funcs = tree.funcs.get(file)
+    if not funcs:
+        return ""
+    classes = [n for n in ast.walk(funcs[0].node) if isinstance(n, ast.ClassDef) and n.lineno <= line <= n.end_lineno]
+    return max(classes, key=lambda c: c.lineno).name if classes else MODULE
+
+
+def _literals(text: str) -> list[Any]:
+    found = []
+    for word in LITERAL.findall(text):
+        word = {"true": "True", "false": "False", "null": "None"}.get(word, word)
+        with contextlib.suppress(ValueError, SyntaxError):
+            found.append(ast.literal_eval(word.lstrip("+")))
+    return found
+
+
+def _plain_leaves(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, baseline, test) of the plain values that differ inside two printed values."""
+    if old == new:
+        return
+    a, b = _plain(old), _plain(new)
+    if a is not _plain and b is not _plain:
+        yield name, a, b
+    elif isinstance(old, list) and isinstance(new, list) and old and new and old[0] == new[0]:
+        if old[0] in ("m", "o"):
+            theirs = dict((k, v) for k, v in old[2] or [])
+            for key, value in new[2] or []:
+                if key in theirs:
+                    yield from _plain_leaves(key, theirs[key], value)
+        elif old[0] == "P":
+            for x, y in zip(old[2], new[2]):
+                yield from _plain_leaves(name, ["m", 0, x], ["m", 0, y])
+        elif old[0] == "w" and len(old) > 3 and len(new) > 3:
+            yield from _plain_leaves(name, ["m", 0, old[3]], ["m", 0, new[3]])
+        elif old[0] == "l":
+            for x, y in zip(old[2] or [], new[2] or []):
+                yield from _plain_leaves(name, x, y)
+
+
+def _plain(value: Any) -> Any:
+    """The Python value of a printed scalar; `_plain` itself when it is none."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, list) and value:
+        if value[0] == "N":
+            return None
+        if value[0] == "f":
+            return float(value[1])
+        if value[0] == "s" and len(value) == 2:
+            return value[1]
+    return _plain
+
+
+def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMap) -> None:
+    """Follow the best candidates to source that executes nothing a print could show: class attributes, defaults, data files,
+    functions in which no print may stand."""
+    lines: list[ChangedLine] | None = None
+    for candidate in candidates[:3]:
+        if candidate.outcome is Outcome.GRADIENT or candidate.stmt is None:
+            continue
+        values = [leaf for _, name, old, new, agree in candidate.evidence if not agree for leaf in _plain_leaves(re.split(r"[.\[]", name)[-1].strip("'\"]"), old, new)]
+        if values and (candidate.kind is not Kind.CODE_DIFFERS):
+            lines = changed_lines(trees) if lines is None else lines
+            if (found := _defining_line(values, lines)) is not None:
+                candidate.test, candidate.baseline, candidate.kind = found.test, found.baseline, Kind.CONSTANT
+                continue
+        if candidate.outcome is Outcome.ORIGIN and id(candidate.stmt) in code.stmts and not code.differs(candidate.stmt):
+            hidden = _hidden_callee(candidate.stmt, trees["test"], code)
+            if hidden is not None:
+                candidate.test, candidate.baseline = place_of(hidden), place_of(code.stmts.get(id(hidden)))
+                candidate.stmt, candidate.kind = hidden, Kind.CODE_DIFFERS
+
+
+def _defining_line(values: list[tuple[str, Any, Any]], lines: list[ChangedLine]) -> ChangedLine | None:
+    """The changed line that holds the two values of a constant, best with its name on it."""
+    best: tuple[int, ChangedLine] | None = None
+    for name, old, new in values:
+        word = re.sub(r"[-_]", "", name).lower()
+        for line in lines:
+            texts = [re.sub(r"[-_]", "", p.code).lower() for p in (line.baseline, line.test)]
+            has_name = len(word) > 1 and all(word in text for text in texts)
+            ours, theirs = _literals(line.test.code), _literals(line.baseline.code)
+            has_values = _holds(theirs, old) and _holds(ours, new) and not (_holds(ours, old) and _holds(theirs, new))
+            score = 2 * has_name + has_values if has_values else 0
+            if score and (best is None or score > best[0]):
+                best = score, line
+    return best[1] if best else None
+
+
+def _holds(literals: list[Any], wanted: Any) -> bool:
+    return any(type(v) in (int, float) and type(wanted) in (int, float) and v == wanted or type(v) is type(wanted) and v == wanted for v in literals)
+
+
+def _hidden_callee(stmt: Stmt, tree: CodeTree, code: CodeMap) -> Stmt | None:
+    """A changed statement of a function called here in which no print may stand."""
+    called = {n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "") for n in ast.walk(_without_body(stmt.node)) if isinstance(n, ast.Call)}
+    for funcs in tree.funcs.values():
+        for func in funcs:
+            if func.skip_reason and func.qualname.split(".")[-1] in called:
+                for inner in func.statements:
+                    if code.differs(inner):
+                        return inner
+    return None
+
+# ======================================================================================================================
+# 12. Report
+# ======================================================================================================================
+
+Verdict = Literal["consistent", "located", "not_located"]
+
+
+class StackFrame(pydantic.BaseModel):
+    """A frame of the call stack at the first inconsistent row, in the side's own code."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+class MismatchReport(pydantic.BaseModel):
+    """The first inconsistent row of msprobe's result."""
+
+    row: int
+    npu_name: str
+    bench_name: str | None
+    reason: str
+    stack: list[StackFrame]
+
+
+class MsprobeReport(pydantic.BaseModel):
+    """What msprobe said."""
+
+    result_file: str | None
+    rows: int
+    first_mismatch: MismatchReport | None
+
+
+class PlaceReport(pydantic.BaseModel):
+    """Lines of the user's untouched file; `file` is relative to the side's code_path."""
+
+    file: str
+    function: str
+    line: int
+    end_line: int
+    code: str
+
+
+class EvidenceReport(pydantic.BaseModel):
+    """One value seen at a place on both sides."""
+
+    phase: Literal["in", "out"]
+    name: str
+    baseline: Any
+    test: Any
+    agree: bool
+
+
+class LocationReport(pydantic.BaseModel):
+    """A place at which the two trainings part."""
+
+    kind: Kind
+    test: PlaceReport | None
+    baseline: PlaceReport | None
+    evidence: list[EvidenceReport]
+    call_stack: list[StackFrame]
+    explanation: str
+
+
+class RoundReport(pydantic.BaseModel):
+    """One rerun with prints."""
+
+    injected_files: list[str]
+    sites: int
+    records: int
+    records_equal_before: int
+    conclusion: str
+
+
+class Report(pydantic.BaseModel):
+    """`report.json`; every key is described in the README."""
+
+    schema_version: Literal[1] = 1
+    verdict: Verdict
+    metrics: dict[str, Any]
+    msprobe: MsprobeReport | None = None
+    location: LocationReport | None = None
+    candidates: list[LocationReport] = []
+    series: dict[str, dict[str, list[list[Any]]]]
+    rounds: list[RoundReport] = []
+    reruns: int = 0
+    not_traced: list[str] = []
+    warnings: list[str] = []
+
+
+def plain_number(value: Any) -> Any:
+    """A number that strict JSON can hold; NaN and infinities as "nan", "inf", "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def metrics_report(comparison: Comparison) -> dict[str, Any]:
+    """The report's `metrics`."""
+    keys = ("keyword", "steps_compared", "mean_abs_diff", "max_abs_diff", "mean_rel_diff", "max_rel_diff", "first_step_over_tolerance")
+    result: dict[str, Any] = {name: {key: plain_number(getattr(found, key)) for key in keys} for name, found in comparison.diffs.items()}
+    return result | {"unmatched_steps": comparison.unmatched_steps}
+
+
+def series_report(metrics: dict[str, Metrics]) -> dict[str, dict[str, list[list[Any]]]]:
+    """The report's `series`."""
+    return {side: {name: [[step, plain_number(value)] for step, value in series.values.items()] for name, series in found.series.items()} for side, found in metrics.items()}
+
+
+def readable(value: Any) -> Any:
+    """A printed value as a person reads it: a scalar as it is, a tensor by dtype, shape and statistics."""
+    if not isinstance(value, list) or not value:
+        return plain_number(value)
+    if value[0] == "T":
+        names = ("sum", "norm", "min", "max", "weighted") if len(value[3]) == 5 else ("sum", "min", "max", "weighted")
+        numbers = " ".join(f"{name}={number:.9g}" if isinstance(number, float) else f"{name}={number}" for name, number in zip(names, value[3]))
+        special = f" nan/inf/-inf={value[6]}" if value[6] else ""
+        return f"{value[1]}{value[2]} {numbers}{special}"
+    plain = _plain(value)
+    if plain is not _plain:
+        return plain_number(plain)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) < 300 else text[:300] + "…"
+
+
+def location_report(candidate: Candidate, stack: list[StackFrame]) -> LocationReport:
+    """A candidate as the report shows it."""
+    places = [PlaceReport(**dataclasses.asdict(p)) if p else None for p in (candidate.test, candidate.baseline)]
+    rows = [EvidenceReport(phase=phase, name=name, baseline=readable(old), test=readable(new), agree=agree) for phase, name, old, new, agree in candidate.evidence[:40]]
+    return LocationReport(kind=candidate.kind, test=places[0], baseline=places[1], evidence=rows, call_stack=stack, explanation=explain(candidate))
+
+
+KIND_TEXT = {
+    Kind.OPERATOR: "该语句的运算", Kind.CODE_DIFFERS: "两侧代码不同", Kind.CONSTANT: "常量或配置", Kind.PARAMETER: "参数或缓冲区",
+    Kind.DATA: "数据", Kind.RANDOM: "随机数", Kind.BACKWARD: "反向计算", Kind.OPTIMIZER: "优化器、裁剪或学习率", Kind.COMMUNICATION: "集合通信",
+    Kind.CONTROL_FLOW: "控制流",
+}
+
+
+def explain(candidate: Candidate) -> str:
+    """One Chinese sentence: what was seen and what kind of cause it is."""
+    agree = [name for phase, name, _, _, same in candidate.evidence if phase == "in" and same]
+    differ = [name for phase, name, _, _, same in candidate.evidence if phase == "out" and not same]
+    seen = f"输入 {', '.join(agree[:6]) or '(无)'} 一致, 输出 {', '.join(differ[:6])} 不一致" if differ else ""
+    return f"{candidate.reason}; 原因类别: {KIND_TEXT[candidate.kind]}" + (f"。{seen}" if seen and seen != candidate.reason else "")
+
+
+def call_stack_of(candidate: Candidate) -> list[StackFrame]:
+    """The calls that led to a place on the test side, innermost first, from the prints."""
+    frames = []
+    if candidate.test:
+        frames.append(StackFrame(file=candidate.test.file, line=candidate.test.line, function=candidate.test.function, code=candidate.test.code))
+    done = candidate.pair.test.call.parent if candidate.pair.test else None
+    while done is not None:
+        if done.site is not None and done.site.stmt is not None:
+            stmt = done.site.stmt
+            frames.append(StackFrame(file=stmt.func.file, line=stmt.line, function=stmt.func.qualname, code=stmt.text))
+        done = done.call.parent
+    return frames
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """Write `report.json` with secrets masked; complete or not at all."""
+    text = terminal.redact(json.dumps(report.model_dump(mode="json"), ensure_ascii=False, indent=2))
+    LocalHost().write(str(folder / "report.json"), text.encode())
+
+
+def print_summary(report: Report, folder: Path) -> None:
+    """The verdict on the terminal."""
+    terminal.say()
+    terminal.rule("结论")
+    if report.verdict == "consistent":
+        terminal.say("两侧精度一致, 无需定位。", style="green")
+    elif report.location is not None and report.verdict == "located":
+        print_location(report.location)
+    else:
+        terminal.say("精度不一致, 但没有定位到具体的代码行。", style="yellow")
+        for text in report.not_traced[:8]:
+            terminal.say(f"  未能观察: {text}")
+    for number, candidate in enumerate(report.candidates, 1):
+        place = candidate.test or candidate.baseline
+        terminal.say(f"  候选 {number}: {place.file}:{place.line} ({place.function}) {candidate.explanation}")
+    terminal.say(f"重跑次数: {report.reruns}")
+    terminal.say(f"报告: {folder / 'report.json'}")
+
+
+def print_location(location: LocationReport) -> None:
+    """The place, the values that agree and differ, and the calls that led there."""
+    terminal.say(f"第一处不一致: {location.explanation}", style="bold red")
+    for name, place in (("test    ", location.test), ("baseline", location.baseline)):
+        if place is not None:
+            terminal.say(f"  {name} {place.file}:{place.line} {place.function}\n           {place.code}")
+    for row in location.evidence[:12]:
+        mark = "✓" if row.agree else "✗"
+        terminal.say(f"  {mark} {'输入' if row.phase == 'in' else '输出'} {row.name}")
+        if not row.agree:
+            terminal.say(f"      baseline: {row.baseline}\n      test:     {row.test}")
+    if len(location.call_stack) > 1:
+        terminal.say("  调用栈 (由内到外):")
+        for frame in location.call_stack[:12]:
+            terminal.say(f"    {frame.file}:{frame.line} {frame.function}: {frame.code[:100]}")
+
+# ======================================================================================================================
+# 13. Pipeline
+# ======================================================================================================================
+
+STATEMENT_BUDGET = 30000
+
+
+@dataclass
+class Search:
+    """What the rounds of the search have in common and what they found so far."""
+
+    config: Config
+    sides: list[Side]
+    folder: Path
+    comparison: Comparison
+    trees: dict[str, CodeTree]
+    files: dict[str, list[str]]
+    watch: Watch
+    rounds: list[RoundReport] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    not_traced: list[str] = field(default_factory=list)
+    world: set[str] = field(default_factory=set)
+
+
+def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bool) -> tuple[dict[str, Metrics], Comparison]:
+    """Launch both trainings (or take what is there), read loss and grad norm, and compare them."""
+    terminal.stage(3, 6, "读取已有的训练日志..." if reuse_runs else "启动训练并等待结束...")
+    runs = reuse(sides, config) if reuse_runs else launch(sides, config, folder, "first", {})
+    terminal.stage(4, 6, "解析 loss 和 grad norm...")
+    metrics = {side.name: read_metrics(new_text(runs[side.name]), config.debug.log_keywords, side.name) for side in sides}
+    for name, found in metrics.items():
+        for note in found.notes:
+            terminal.say(f"{name}: {note}")
+    comparison = compare_metrics(metrics["baseline"], metrics["test"], config.debug.tolerance, config.debug.tolerance_mode)
+    terminal.say("\n" + result_block(comparison))
+    for sentence in comparison.sentences:
+        terminal.say(sentence)
+    return metrics, comparison
+
+
+def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[str, str]) -> dict[str, Run]:
+    """Run both trainings to their end, with a progress line a side."""
+    def progress(side: str, step: int | None, loss: float | None, seconds: float) -> None:
+        at = f"step {step}, loss {loss:.6g}" if step is not None and loss is not None else "等待第一步"
+        terminal.progress(f"{side}: {at}, 已用 {seconds:.0f} s")
+
+    for side in sides:
+        terminal.say(f"启动 {side.name}: {side.config.run_script}")
+    return launch_and_follow(sides, config, folder, tag, env, lambda: MetricReader(config.debug.log_keywords), progress)
+
+
+@dataclass
+class DumpFinding:
+    """What the dumps say: the report's part, the files their stacks name on each side, and the places of the first mismatch."""
+
+    report: MsprobeReport | None
+    files: dict[str, list[str]]
+    mismatch: Mismatch | None = None
+
+
+def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str, CodeTree], phase: Phase) -> DumpFinding:
+    """msprobe compare, its first inconsistent tensor, and the stacks; without msprobe both dumps are read directly."""
+    finding = DumpFinding(None, {side.name: [] for side in sides})
+    hosts = {side.name: side.host for side in sides}
+    where = {"baseline": config.msprobe.baseline_data_dir, "test": config.msprobe.test_data_dir}
+    try:
+        steps = [set(steps_in(hosts[name], where[name])) if where[name] else set() for name in ("baseline", "test")]
+        step = min(steps[0] & steps[1], default=None)
+        found = {name: find_dump(hosts[name], where[name], config.debug.rank, step) if where[name] else None for name in where}
+        missing = [f"{name} ({where[name] or '未配置'})" for name in where if found[name] is None]
+        if missing:
+            terminal.warn(f"没有可用的 msprobe dump: {', '.join(missing)}; 直接从入口脚本开始打印")
+            return finding
+        dumps = {name: load_dump(hosts[name], found[name]) for name in where}
+        check_pair(dumps["baseline"], dumps["test"])
+    except (MsprobeError, HostError) as error:
+        terminal.warn(f"dump 不能使用: {error}; 直接从入口脚本开始打印")
+        return finding
+    rows, path = _dump_rows(hosts["test"], config, folder, found, dumps)
+    finding.mismatch = first_mismatch(rows, config.debug.trace_threshold, phase, dumps["test"], dumps["baseline"])
+    for side in sides:
+        finding.files[side.name] = stack_files(dumps[side.name], config, trees[side.name])
+    mismatch = finding.mismatch
+    shown = None
+    if mismatch is not None:
+        stack = show_mismatch(mismatch, config, trees)
+        shown = MismatchReport(row=mismatch.row, npu_name=mismatch.npu_name, bench_name=mismatch.bench_name, reason=mismatch.reason, stack=stack)
+    else:
+        terminal.say("msprobe 的结果中没有超过阈值的行, 从入口脚本开始打印")
+    finding.report = MsprobeReport(result_file=path, rows=len(rows), first_mismatch=shown)
+    return finding
+
+
+def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFiles], dumps: dict[str, Dump]) -> tuple[list[Row], str | None]:
+    out_dir = config.msprobe.compare_output_dir or str(folder / "msprobe")
+    try:
+        result = run_msprobe_compare(host, config.msprobe, found["baseline"], found["test"], out_dir, terminal.progress)
+        terminal.say(f"msprobe {result.version} 的结果: {result.path}, 共 {len(result.rows)} 行")
+        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), result.path
+    except (MsprobeError, HostError) as error:
+        terminal.warn(f"msprobe compare 未成功: {error}; 改为直接读取两侧的 dump.json")
+        return rows_from_dumps(dumps["baseline"], dumps["test"]), None
+
+
+def stack_files(dump: Dump, config: Config, tree: CodeTree) -> list[str]:
+    """Files of the user's code that any stack of the dump names, the most frequent first."""
+    known = set(tree.files)
+    counts: collections.Counter[str] = collections.Counter()
+    paths = {frame.file: None for frames in dump.stacks.values() for frame in frames}
+    mapped = {path: model_frames([Frame(path, 1, "")], config.msprobe.parse_code_dir, tree.root, known.__contains__) for path in paths}
+    for frames in dump.stacks.values():
+        counts.update({mapped[frame.file][0][1] for frame in frames if mapped[frame.file]})
+    return [file for file, _ in counts.most_common()]
+
+
+def show_mismatch(mismatch: Mismatch, config: Config, trees: dict[str, CodeTree]) -> list[StackFrame]:
+    """Show the first inconsistent row with both sides' code; returns the test side's frames in the user's code."""
+    terminal.say(f"第一个不一致的张量: {mismatch.npu_name} (结果第 {mismatch.row} 行): {mismatch.reason}")
+    for note in mismatch.notes:
+        terminal.say(f"  {note}")
+    shown: dict[str, list[StackFrame]] = {}
+    for name, stack in (("test", mismatch.test_stack), ("baseline", mismatch.baseline_stack)):
+        known = set(trees[name].files)
+        frames = model_frames(stack, config.msprobe.parse_code_dir, trees[name].root, known.__contains__)
+        shown[name] = [StackFrame(file=path, line=frame.line, function=frame.function, code=frame.code) for frame, path in frames]
+        for frame in shown[name][:3]:
+            terminal.say(f"  {name:8} {frame.file}:{frame.line} {frame.function}: {frame.code}")
+    if not any(shown.values()):
+        terminal.say("  这一行没有落在用户代码里的调用栈")
+    return shown["test"]
+
+
+def first_watch(config: Config, comparison: Comparison) -> Watch:
+    """Which steps to print around, from the curves: the step at which they part and the one before it."""
+    starts, first_bad = [], math.inf
+    for found in comparison.diffs.values():
+        if found.first_visible_index is not None:
+            first_bad = min(first_bad, found.first_visible_index)
+        starts.append(found)
+    index = 0 if first_bad is math.inf else int(first_bad)
+    loss = comparison.diffs.get("loss")
+    loss_first = loss is not None and loss.first_visible_index == 0
+    first = 0 if index <= 3 else index - 1
+    return Watch((first, index + 1), config.debug.rank, grads=not loss_first)
+
+
+def steps_counted_by(trees: dict[str, CodeTree], files: dict[str, list[str]]) -> Literal["update", "backward"]:
+    """How the prints count steps: by optimizer steps, or by backward passes where no code calls an optimizer's `.step()`."""
+    roles: set[str] = set()
+    text = b""
+    for file in files["test"]:
+        for func in trees["test"].funcs[file]:
+            for stmt in func.statements:
+                roles |= stmt.roles
+        text += trees["test"].sources[file].data
+    has_optimizer = "update" in roles or b"optim." in text or b"Trainer" in text or "backward" not in roles
+    return "update" if has_optimizer else "backward"
+
+
+def run_round(search: Search, number: int) -> None:
+    """One rerun of both sides with prints, and what it says."""
+    sides, folder = search.sides, search.folder
+    terminal.say(f"\n第 {number} 次插入打印: baseline {len(search.files['baseline'])} 个文件, test {len(search.files['test'])} 个文件")
+    with injected(sides, search.trees, search.files, search.watch) as injections:
+        for side in sides:
+            terminal.say(f"  {side.name}: 插入 {len(injections[side.name].sites)} 处打印")
+        try:
+            runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"})
+        finally:
+            terminal.say("还原代码")
+    traces: dict[str, Trace] = {}
+    for side in sides:
+        injection = injections[side.name]
+        records = parse_records(printed_lines(runs[side.name], side, injection.tag), injection.tag)
+        keep_prints(records, folder / f"prints_round{number}_{side.name}.txt")
+        search.not_traced += [f"{side.name}: {text}" for text in injection.left_out + records.errors]
+        if records.torn:
+            terminal.warn(f"{side.name}: {records.torn} 行打印被截断, 已跳过")
+        traces[side.name] = build_trace(records.records, injection.sites, search.watch.rank)
+        search.world |= traces[side.name].ranks
+        terminal.say(f"  {side.name}: 收到 {traces[side.name].records} 条打印")
+        if not traces[side.name].records:
+            raise RunError(f"{side.name} 重跑时没有任何打印出现在日志里", "请确认 run_script 运行的就是 code_path 里的代码, 且标准输出没有被丢弃")
+    judge_round(search, traces, injections)
+
+
+def printed_lines(run: Run, side: Side, tag: str) -> Iterator[bytes]:
+    """The lines with prints among all that a run wrote, each text being read in one pass."""
+    mark = tag.encode() + b"|"
+    for text in run.texts:
+        rest = b""
+        for chunk in text.chunks():
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            yield from (line for line in lines if mark in line)
+        if mark in rest:
+            yield rest
+
+
+def keep_prints(records: Records, path: Path) -> None:
+    """Keep the prints of a round in the output folder."""
+    with path.open("w", encoding="utf-8") as out:
+        for r in records.records:
+            out.write(f"{r.place}\t{r.rank}\t{r.pid}\t{r.thread}\t{r.kind}\t{r.site}\t{r.invocation}\t{r.parent}\t{r.step}\t{json.dumps(r.values)}\n")
+
+
+def judge_round(search: Search, traces: dict[str, Trace], injections: dict[str, Injection]) -> None:
+    """Diff the prints of a round and rank the places at which the runs may have parted."""
+    code = map_code(search.trees["baseline"].funcs, search.trees["test"].funcs)
+    pairs = align(traces["baseline"], traces["test"], code)
+    search.candidates = judge(pairs, traces, code, search.config.debug.trace_threshold)
+    refine(search.candidates, search.trees, code)
+    best = search.candidates[0] if search.candidates else None
+    equal = 0
+    for pair in pairs:
+        if best is not None and pair is best.pair:
+            break
+        equal += bool(pair.test and pair.baseline and not any(d.error for d in pair.outs.values()))
+    place = (best.test or best.baseline) if best else None
+    conclusion = f"{best.outcome.value}: {place.file}:{place.line} {best.reason}" if place else "所有打印都一致"
+    files = sorted({f"{i.side.name}/{file}" for i in injections.values() for file in i.files})
+    sites = sum(len(i.sites) for i in injections.values())
+    search.rounds.append(RoundReport(injected_files=files, sites=sites, records=sum(t.records for t in traces.values()), records_equal_before=equal, conclusion=conclusion))
+    terminal.say(f"  {equal} 条记录一致; {conclusion}")
+
+
+def next_watch(search: Search) -> Watch | None:
+    """What the next round must watch to be surer, or `None` when the search is over."""
+    best = search.candidates[0] if search.candidates else None
+    watch = search.watch
+    if best is not None and best.kind is Kind.COMMUNICATION and best.outcome is Outcome.ORIGIN and len(search.world) > 1 and watch.rank is not None:
+        return dataclasses.replace(watch, rank=None)
+    if best is not None and best.outcome in (Outcome.ORIGIN, Outcome.GRADIENT) and not best.rank[1]:
+        return None
+    if watch.window[0] > 0:
+        return dataclasses.replace(watch, window=(max(0, 2 * watch.window[0] - watch.window[1] - 4) if watch.window[0] > 8 else 0, watch.window[1]))
+    if not watch.grads:
+        return dataclasses.replace(watch, grads=True)
+    return None
+
+
+def locate(search: Search) -> None:
+    """Print, rerun, diff and narrow until one place stands or `max_iterations` reruns are spent."""
+    for number in range(1, search.config.debug.max_iterations + 1):
+        run_round(search, number)
+        watch = next_watch(search)
+        if watch is None:
+            break
+        search.watch = watch
+
+
+def start_search(sides: list[Side], config: Config, folder: Path, comparison: Comparison, trees: dict[str, CodeTree], finding: DumpFinding) -> Search:
+    """Choose the files to print in and the steps to watch."""
+    files = {}
+    for side in sides:
+        tree = trees[side.name]
+        files[side.name] = tree.choose(finding.files[side.name], STATEMENT_BUDGET)
+        for text in tree.broken.values():
+            terminal.warn(f"{side.name}: {text}, 不在其中打印")
+        if not files[side.name]:
+            raise RunError(f"{side.name} 的 code_path 里没有可以插入打印的 Python 文件: {tree.root}", "请检查 code_path 和 run_script")
+    watch = dataclasses.replace(first_watch(config, comparison), steps_by=steps_counted_by(trees, files))
+    return Search(config, sides, folder, comparison, trees, files, watch)
+
+
+def conclude(search: Search) -> tuple[Verdict, LocationReport | None, list[LocationReport]]:
+    """The verdict, the located place, and the next best ones."""
+    shown = [location_report(c, call_stack_of(c)) for c in search.candidates[:6]]
+    best = search.candidates[0] if search.candidates else None
+    if best is None or best.outcome is Outcome.RECEIVER:
+        return "not_located", None, shown[:5]
+    return "located", shown[0], shown[1:6]
+
+
+def connect_sides(config: Config) -> list[Side]:
+    """A host for each side."""
+    sides = []
+    for number, name in enumerate(("baseline", "test"), 1):
+        terminal.stage(number, 6, f"连接到{name}服务器...")
+        side_config = getattr(config, name)
+        sides.append(Side(name, side_config, connect(name, side_config)))
+        terminal.say("本机运行" if side_config.mode == "local" else f"成功连接到 {side_config.ssh.host}")
+    return sides
+
+
+def restore_leftovers(sides: list[Side]) -> int:
+    """Undo what a killed run left in the user's code; returns how many files were put back."""
+    restored = 0
+    for side in sides:
+        for journal in Journal.leftovers(side.host, side.config.code_path):
+            conflicts = journal.restore()
+            restored += len(journal.entries) - len(conflicts)
+            for conflict in conflicts:
+                terminal.warn(conflict)
+    return restored
+
+
+def refuse_problems(config: Config, sides: list[Side]) -> None:
+    """Say what is wrong before anything is launched; errors stop the run."""
+    problems = check_setup(config, sides)
+    for problem in problems:
+        if problem.level == "warning":
+            terminal.warn(f"{problem.text}{'; ' + problem.remedy if problem.remedy else ''}")
+    errors = [p for p in problems if p.level == "error"]
+    if errors:
+        raise ConfigError("\n".join(f"{p.text}{'; ' + p.remedy if p.remedy else ''}" for p in errors))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The whole pipeline; returns the exit code."""
+    config = apply_args(load_config(args.config), args)
+    folder = open_output(args)
+    terminal.rule("开始第 1 次对比")
+    sides = connect_sides(config)
+    restored = restore_leftovers(sides)
+    if restored or args.restore:
+        terminal.say(f"已还原 {restored} 个文件" if restored else "没有需要还原的文件")
+    if args.restore:
+        return EXIT_CONSISTENT
+    refuse_problems(config, sides)
+    if args.check:
+        terminal.say("检查通过, 没有启动训练")
+        return EXIT_CONSISTENT
+    metrics, comparison = compare_once(sides, config, folder, args.reuse_runs)
+    report = Report(verdict="consistent", metrics=metrics_report(comparison), series=series_report(metrics))
+    if not comparison.agrees:
+        investigate(report, sides, config, folder, comparison, args.compare_only)
+    report.warnings = list(terminal.warnings)
+    write_report(report, folder)
+    print_summary(report, folder)
+    return {"consistent": EXIT_CONSISTENT, "located": EXIT_LOCATED, "not_located": EXIT_NOT_LOCATED}[report.verdict]
+
+
+def investigate(report: Report, sides: list[Side], config: Config, folder: Path, comparison: Comparison, compare_only: bool) -> None:
+    """The curves differ: msprobe, then prints, and fill in the report."""
+    terminal.stage(5, 6, "msprobe compare...")
+    trees = {side.name: CodeTree(side) for side in sides}
+    finding = read_dumps(sides, config, folder, trees, phase_from_curves(comparison))
+    report.msprobe, report.verdict = finding.report, "not_located"
+    if compare_only:
+        report.not_traced = ["--compare-only: 没有插入打印"]
+        return
+    terminal.stage(6, 6, "插入打印, 重跑并定位...")
+    search = start_search(sides, config, folder, comparison, trees, finding)
+    try:
+        locate(search)
+    finally:
+        report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds), list(dict.fromkeys(search.not_traced))
+    report.verdict, report.location, report.candidates = conclude(search)
+
+
+def open_output(args: argparse.Namespace) -> Path:
+    """Create the output folder and start `console.log` in it."""
+    folder = Path(args.output_dir) if args.output_dir else Path(args.config).resolve().parent / "precision_report" / time.strftime("%Y%m%d_%H%M%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        terminal.open_log(folder / "console.log")
+    except OSError as error:
+        raise ConfigError(f"不能在 {folder} 写报告: {reason_of(error)}", "请用 --output-dir 指定另一个文件夹") from error
+    return folder.resolve()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the pipeline; every failure the user can act on ends in one Chinese sentence and its exit code."""
+    for name in ("SIGTERM", "SIGHUP"):
+        signal.signal(getattr(signal, name), _interrupt)
+    try:
+        return run(parse_args(argv))
+    except PrecisionError as error:
+        terminal.say(f"错误: {error}", style="bold red")
+        return error.exit_code
+    except KeyboardInterrupt:
+        terminal.say("已中断, 代码已还原", style="yellow")
+        return EXIT_INTERRUPTED
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
