@@ -881,17 +881,19 @@ class LocalHost:
         return handle.process.poll() is None or bool(processes_of(handle))
 
     def stop(self, handle: Started) -> None:
-        """SIGTERM, ten seconds, SIGKILL; to every process of the start."""
+        """SIGTERM to every process of the start, ten seconds to end in order, then SIGKILL, also to children born meanwhile."""
         with hold_signals():
-            for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5)):
-                deadline, told = time.monotonic() + seconds, set()
-                while (left := processes_of(handle)) and time.monotonic() < deadline:
-                    for pid in set(left) - told:  # also those that were born meanwhile
-                        with contextlib.suppress(OSError):
-                            os.kill(pid, number)
-                    told |= set(left)
-                    time.sleep(0.05)
-                    handle.process.poll()
+            left, number, deadline = processes_of(handle), signal.SIGTERM, time.monotonic() + STOP_SECONDS
+            targets = left
+            while left and time.monotonic() < deadline + 5:
+                for pid in targets:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, number)
+                time.sleep(0.05)
+                handle.process.poll()
+                left, targets = processes_of(handle), []
+                if time.monotonic() > deadline:
+                    number, targets = signal.SIGKILL, left
             if left:
                 terminal.warn(f"进程 {' '.join(map(str, left))} 无法结束，请手动检查")
 
@@ -965,15 +967,12 @@ class LocalHost:
                 os.close(descriptor)
 
     def find(self, pattern: str) -> list[str]:
-        """`**` skips hidden folders, and enters every folder once even where symlinks form a loop."""
-        head, crosses, rest = pattern.partition("**/")
+        """`**` skips hidden folders, and enters every folder once: glob itself never ends where symlinks form loops."""
+        head, crosses, rest = (pattern + "/*" if pattern.endswith("/**") else pattern).partition("**/")
         if not crosses:
-            return sorted(glob.glob(pattern, recursive=True))
-        found: set[str] = set()
-        for root in glob.glob(head or "."):
-            for folder in _folders(root.rstrip("/") or "/"):
-                found.update(glob.glob(os.path.join(glob.escape(folder), rest), recursive=True))
-        return sorted(found)
+            return sorted(glob.glob(pattern))
+        folders = [folder for root in glob.glob(head) for folder in _folders(root.rstrip("/") or "/")]
+        return sorted({path for folder in folders for path in self.find(os.path.join(glob.escape(folder), rest))})
 
     def makedirs(self, path: str) -> None:
         """Nothing happens if it is there."""
@@ -1014,10 +1013,11 @@ def connect(side_name: str, config: SideConfig) -> Host:
 
 CHUNK = 1 << 20
 MARK_BYTES = 4096  # of the head and the tail of a log, by which a rewritten or copied file is known
+TAIL_LINES = 20
 POLL_SECONDS = (0.2, 2.0)
 PROGRESS_SECONDS = 2
 GRACE_SECONDS = 60  # after the success marker, for a dump that is still being written
-SETTLE_SECONDS = 10  # after a silent exit, for a log that is written by something we did not start (docker, sbatch)
+SETTLE_SECONDS = 10  # after a silent exit, for a log written by something we did not start (docker, sbatch); and for a copy to be made
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 TROUBLE = re.compile(r"traceback|error|exception|killed|错误|失败".encode(), re.IGNORECASE)
 EXIT_CODES = {126: "没有执行权限", 127: "脚本里有找不到的命令", -9: "被强制结束，可能是内存不足", 137: "被强制结束，可能是内存不足"}
@@ -1079,15 +1079,24 @@ class Followed:
     watched: bool = True
     grown: bool = False
 
-    def restart(self) -> None:
-        """It was rewritten: everything in it is new."""
-        self.offset, self.head, self.tail, self.origin = 0, b"", b"", self.origin if self.grown else self.path
+    def restart(self, copied: Followed | None) -> None:
+        """It was rewritten: everything in it is new, except what was copied from a log that had been read so far."""
+        if copied:
+            self.origin, self.watched = copied.origin, copied.watched
+        elif not self.grown:
+            self.origin = self.path
+        self.offset, self.head, self.tail = (copied.offset, copied.head, copied.tail) if copied else (0, b"", b"")
 
     def advance(self, data: bytes) -> None:
         """`data` was read at `offset`."""
         self.head += data[:MARK_BYTES - len(self.head)]
         self.tail = (self.tail + data)[-MARK_BYTES:]
-        self.offset, self.grown = self.offset + len(data), True
+        self.offset += len(data)
+
+
+def is_binary(data: bytes) -> bool:
+    """Whether the start of a file is no text; zeros at the very start are the hole that a truncated log may have."""
+    return b"\0" in data.lstrip(b"\0")[:MARK_BYTES]
 
 
 def log_files(host: Host, log_path: str) -> dict[str, FileStat]:
@@ -1112,9 +1121,10 @@ class LogWatch:
         self.host, self.log_path, self.ignore = host, log_path, ignore
         self.files: dict[str, Followed] = {}
         for path, (status, wanted) in self._listing().items():
-            head, size = self._bytes(path, 0, MARK_BYTES), status.size
-            tail = self._bytes(path, max(size - MARK_BYTES, 0), min(size, MARK_BYTES))
-            self.files[path] = Followed(path, path, status.inode, size, status.mtime_ns, head[:size], tail, wanted)
+            size = status.size
+            head, tail = self._bytes(path, 0, min(size, MARK_BYTES)), self._bytes(path, max(size - MARK_BYTES, 0), min(size, MARK_BYTES))
+            self.files[path] = Followed(path, path, status.inode, size, status.mtime_ns, head, tail, wanted and not is_binary(head))
+        self.before, self.doubts = list(self.files.values()), {}
 
     def _listing(self) -> dict[str, tuple[FileStat, bool]]:
         """The log files (True), and files whose names a rotation may give them (False)."""
@@ -1138,11 +1148,16 @@ class LogWatch:
     def poll(self, last: bool = False) -> Iterator[tuple[str, bytes]]:
         """New text and the file it belongs to; with `last`, files that are still in doubt are taken as new."""
         listing, known = self._listing(), {item.inode or item.path: item for item in self.files.values()}
+        self.before = [replace(item) for item in self.files.values()]
         table: dict[str, Followed] = {}
         for path, (status, wanted) in listing.items():
-            item = known.get(status.inode or path) or self._newcomer(path, status, wanted, last)
+            item = known.get(status.inode or path)
             if item is None:
-                continue
+                item, (copied, doubt) = Followed(path, path, status.inode, watched=wanted), self._copied(path, status, last)
+                if doubt:
+                    continue
+                item.restart(copied)
+                item.mtime_ns = status.mtime_ns if copied and copied.path != path else 0
             if item.path not in listing or listing[item.path][0].inode != item.inode:
                 item.path = path
             known[status.inode or path] = table[path] = item
@@ -1150,41 +1165,42 @@ class LogWatch:
         # What was renamed or copied away comes first: the file that now has its name continues where it ends.
         for item in sorted(set(table.values()), key=lambda item: (item.path == item.origin, item.path)):
             if item.watched:
-                yield from ((item.origin, data) for data in self._news(item, listing[item.path][0]))
+                yield from ((item.origin, data) for data in self._news(item, listing[item.path][0], last))
 
-    def _newcomer(self, path: str, status: FileStat, wanted: bool, last: bool) -> Followed | None:
-        """How to read a file not seen before: a copy of a known one from where that was read to, any other from its start."""
-        for old in self.files.values():
-            if not old.offset or not (path.startswith(old.path) or status.size == old.offset):
+    def _copied(self, path: str, status: FileStat, last: bool) -> tuple[Followed | None, bool]:
+        """The log that a new or rewritten file was copied from, and whether it may be a copy that is still being made."""
+        for old in self.before:
+            moved = path[:len(old.path)] == old.path and path[len(old.path):][:1] in ("", ".", "-", "_", "~")
+            if not old.offset or old.inode == status.inode or not (moved or status.size == old.offset and not old.grown):
                 continue
             if not old.head.startswith(self._bytes(path, 0, len(old.head))):
                 continue
             if status.size < old.offset and path != old.path and not last:
-                return None  # perhaps a copy that is still being made
+                now = time.monotonic()
+                return None, now - self.doubts.setdefault(path, now) < SETTLE_SECONDS
             if status.size >= old.offset and self._bytes(path, old.offset - len(old.tail), len(old.tail)) == old.tail:
-                time_ns = old.mtime_ns if path == old.path else status.mtime_ns
-                return Followed(path, old.origin, status.inode, old.offset, time_ns, old.head, old.tail, old.watched)
-        return Followed(path, path, status.inode, watched=wanted)
+                return old, False
+        return None, False
 
-    def _news(self, item: Followed, status: FileStat) -> Iterator[bytes]:
+    def _news(self, item: Followed, status: FileStat, last: bool = False) -> Iterator[bytes]:
         """What was added to one file since the last look."""
         if (status.size, status.mtime_ns) == (item.offset, item.mtime_ns):
             return
-        if status.size < item.offset or not item.grown and self._bytes(item.path, 0, len(item.head)) != item.head:
-            item.restart()
-        while True:
-            data = self._bytes(item.path, item.offset - len(item.tail), len(item.tail) + CHUNK)
-            if not data.startswith(item.tail):
-                item.restart()
-                continue
-            fresh = data[len(item.tail):]
-            if not item.grown and b"\0" in fresh.lstrip(b"\0")[:MARK_BYTES]:
-                item.watched = False  # a checkpoint or an event file, no text
+        tail = self._bytes(item.path, item.offset - len(item.tail), len(item.tail))
+        if status.size < item.offset or tail != item.tail or not item.grown and self._bytes(item.path, 0, len(item.head)) != item.head:
+            copied, doubt = self._copied(item.path, status, last)
+            if doubt:
                 return
-            if not fresh:
-                break
+            item.restart(copied)
+        while fresh := self._bytes(item.path, item.offset, CHUNK):
+            shown = fresh if item.grown else fresh.lstrip(b"\0")
+            if not item.grown and is_binary(shown):
+                item.watched = False
+                return
             item.advance(fresh)
-            yield fresh
+            if shown:
+                item.grown = True
+                yield shown
         if item.grown:  # the new time of a file that was only touched is kept for `rewritten`
             item.mtime_ns = status.mtime_ns
 
@@ -1193,7 +1209,7 @@ class LogWatch:
         for item in set(self.files.values()):
             status = self.host.stat(item.path)
             if item.watched and not item.grown and status and status.mtime_ns != item.mtime_ns:
-                item.restart()
+                item.restart(None)
                 yield from ((item.origin, data) for data in self._news(item, status))
 
 
@@ -1266,11 +1282,11 @@ class Training:
 
     def _read(self, last: bool = False) -> None:
         """Take in what was written since the last look."""
+        for origin, data in self.watch.poll(last):
+            self._take_log(origin, data)
         for data in RunText(self.side.host, self.launcher_log, "").chunks(self.launcher_offset):
             self.launcher_offset += len(data)
             self._take(self.outputs[""], data)
-        for origin, data in self.watch.poll(last):
-            self._take_log(origin, data)
 
     def _take_log(self, origin: str, data: bytes) -> None:
         """Keep a copy: the next run may truncate or rotate this log, and what this run wrote must stay readable."""
@@ -1289,7 +1305,9 @@ class Training:
         if self.marked_at is None and any(marker in window for marker in self.markers):
             self.marked_at = time.monotonic()
         output.ending = window[-max(map(len, self.markers)):]
-        if output.reader is not None:
+        # With `tee` the launcher's output has the same metrics; reading them once is enough for the progress.
+        logged = any(other.is_log and other.reader and other.reader.latest for other in self.outputs.values())
+        if output.reader is not None and (output.is_log or not logged):
             output.reader.feed(data)
 
     def _check_end(self) -> None:
@@ -1430,7 +1448,7 @@ def reuse_side(side: Side, config: Config) -> Run:
     """The log with the most metrics, the newest of several, with the earlier parts of it that a rotation left."""
     host, path = side.host, side.config.log_path
     ages = {RunText(host, name, name): status.mtime_ns for name, status in log_files(host, path).items()
-            if status.size and b"\0" not in host.read(name, 0, MARK_BYTES).lstrip(b"\0")}
+            if status.size and not is_binary(host.read(name, 0, MARK_BYTES))}
     if not ages:
         raise RunError(f"{side.name} 侧没有可用的日志: {path}", "请检查 log_path，或去掉 --reuse-runs 先跑一次训练")
     scores = scores_of(ages, config.debug.log_keywords)
@@ -1463,53 +1481,57 @@ METRICS = {"loss": "Loss", "grad_norm": "Grad Norm"}
 CONTEXT = 16 * 1024  # bytes kept behind the place of reading: a step that is printed on an earlier line is looked for there
 LOOK_AHEAD = 2 * 1024  # bytes in which a step that is printed after its value is looked for
 MAX_LINE = 4 * 1024 * 1024  # a line that is longer is read in pieces
-ELSEWHERE, IN_TABLE = "前文", "表格"  # names of steps that stand on another line, or in a column
-_WEIGHT = (3.3, 3, 2.8, 2.5, 2, 1.5, 0)  # how much a counter of each `order` is worth
-TRUSTED = 8  # a shortcut is used after it has agreed that often with the full reading
+TRUSTED = 8  # so many values show which form the lines of this log have
 
-_NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
 # What may stand between a key and its number: `loss': '0.37`, `loss=tensor([2.3`, `loss is 2.3`, `loss at step 5: 2.3`,
-# `"key": "loss", "value": 2.3`, `| loss | 2.3`, `loss: {'value': 2.3`, `Tensor(shape=[1], dtype=float32, value= 2.3`.
-_BETWEEN = r"""["'`\])*]*
-    (?: \s*(?:[:=：＝]+>?|->|[|│┃]|,\s*["']value["']\s*:)\s* | \s+(?:is|was|of)\s+ | \s*[为是]\s*
+# `"key": "loss", "value": 2.3`, `| loss | 2.3`, `loss (nats): 2.3`, `loss: {'value': 2.3`, `Tensor(shape=[], value= 2.3`.
+_BETWEEN = r"""["'`\])*]*(?P<note>\s*\([a-z][\w ]{0,12}\))?
+    (?: \s*(?:[:=：＝]+>?|->|[|]|,\s*["']value["']\s*:)\s* | \s+(?:is|was|of)\s+ | \s*[为是]\s*
       | \s+(?:at|after|for|on)\s+[^:=|,]{1,40}?[:=]\s* | \s+ )
-    (?: \w*Tensor\(shape=[^()]*(?:\([^()]*\)[^()]*)*?(?:value=|True,|False,)\s* | [A-Za-z_][\w.]*\(\s*
+    (?: \w*Tensor\(shape=[^()]*(?:\([^()]*\)[^()]*)*?(?:value=|True,|False,)\s* | [a-z_][\w.]*\(\s*
       | \{["'](?:value|mean|avg|last|current)["']\s*:\s* | [\[({"'`]\s* ){0,4}"""
-_AFTER = r"(?P<unit>(?-i:[KMGBT](?!\w)))?(?![\w%]|\.\d)"
-_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_AFTER = r"(?P<unit>(?-i:[KMGBT]))?(?![\w%]|\.\d|[-:]\d|\s*/\s*\d+(?![.\d]))"  # no percentage, time, date or `3/8`
+_UNITS = {"K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
 
-_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[@-Z\\^_])")
-_GLUED = re.compile(r"(?<![\w.])(\d+\.\d+(?:[eE][-+]?\d+)?)(?=[A-Za-z_]{3})(?!GiB|MiB|KiB|sec|min|TFLOP|tok)")  # `loss = 2.41Epoch: 0`
-_COUNT = r"(?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.0+)?(?![\w%]|\.\d|,\d{3})"
 _STEP = re.compile(
-    r"""(?<![\w/.\-])(?:(?:train|training|trainer|progress)/)?
-    (?P<name>(?P<whole>global[ _-]?|num_)?(?:(?:train|training|trainer|completed|optimizer|current|learner)_)?
-      (?P<unit>iterations?|iters?|steps?|updates?|batch(?:es)?|it(?=\s*[:=])|episodes?|(?:训练)?(?:步数|次数)|迭代(?:次数|步数)?)(?:\(train\))?(?:/max_steps)?)(?!\w)
-    ["'\])]*\s*(?:[:=：|│]|is\b|为)?\s*["'\[(\#]*\s*"""
-    + _COUNT + r"(?:\s*(?:/|of)\s*(?P<total>\d+))?(?!\d)|第\s*(?P<nth>\d+)\s*(?:步|次迭代|个?\s*(?:step|iter))",
-    re.X | re.I,
-)
+    r"""(?<![\w/.\-])(?:(?:train|training|trainer|progress)/)?(?P<name>
+      (?P<whole>global[ _-]?|num_)?(?:(?:train|training|trainer|completed|optimizer|current|learner)_|当前|全局|训练)?
+      (?P<unit>iterations?|iters?|steps?|updates?|batch(?:es)?|episodes?|it(?=\s*[:=])|步数|次数|迭代(?:次数|步数)?)
+      (?:\(train\))?(?:/max_steps)?)(?![^\W\d])["'\])]*\s*(?:[:=：|]\s*(?:[a-z][\w.]*\()?|is\b|为)?\s*["'\[(\#]*\s*
+      (?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.0+)?(?![\w%]|\.\d|,\d{3})(?:\s*(?:/|of)\s*(?P<total>\d+))?
+    | 第\s*(?P<nth>\d+)\s*(?:步|次迭代|个?\s*(?:step|iter))""", re.X | re.I)
 # Words that make another counter of what follows: `skipped iterations: 3`, `inner iter: 7/8`, `per step time`.
 _OTHER_COUNTER = re.compile(
     r"(?:skipped|ipped|nan|per|inner|micro|max|warm-?up|every|accum\w*|sav\w+|eval\w*|val\w*|test|log\w*|local|sub|total|"
     r"remaining|next|num|ppo|of|no)[\s_-]*$", re.I)
 _FRACTION = re.compile(r"(?<![\w/.])(\d+)\s*/\s*(\d+)(?![\w/]|\.\d)(?P<bar>\s*[\[<(]?\s*[\d?]*:?[\d?]\d?:?\d\d[<,\]])?")
-_NO_TOTAL_BAR = re.compile(r"(?<![\w/.])(?:\d+-)?(\d+)(?:(?:it|step)s?\s*\[\d|batch\b)")
-_NOT_FRACTION = re.compile(r"(?:epochs?|micro[\w -]*|inner[\w -]*|ppo[\w -]*|rank|stage|gpu|fold|round|eta|worker|node)\W{0,4}$", re.I)
-_EPOCH = re.compile(r"(?:\bepochs?\b(?:\(train\))?[\"'\])]*\s*[:=]?\s*[\"'\[(]*\s*(\d+)(?!\w|\.\d)|\bTrain:\s*(\d+)\s*\[|第\s*(\d+)\s*轮)", re.I)
-_HEAD_NUMBER = re.compile(r"(?:^|[\[#|(])\s*(\d+)\s*[\]:|)]*\s*$")
+_NO_FRACTION = re.compile(r"(?:epochs?|micro[\w -]*|inner[\w -]*|ppo[\w -]*|rank|stage|gpu|fold|round|worker|node)\W{0,4}$", re.I)
+_OPEN_BAR = re.compile(r"(?<![\w/.])(?:\d+-)?(\d+)(?:(?:it|step)s?\s*\[\d|batch\b)")  # `12it [00:10`
+_EPOCH = re.compile(
+    r"""\bepochs?\b(?:\(train\))?["'\])]*\s*[:=：]?\s*["'\[(]*\s*(\d+)(?!\w|\.\d)|\bTrain:\s*(\d+)\s*\[|"""
+    r"""\[(\d+)/\d+\](?=\s*\[\s*\d+\s*/)|第\s*(\d+)\s*轮""", re.I)
+_HEAD_NUMBER = re.compile(r"(?:^|[\[#|(])\s*(\d+)\s*[\]:|)]*\s*$|(?:^|\s)\[(\d+)\]\s+(?=\w[\w/]*\s*[=:])")  # `10 | loss`, `[10] loss=`
 _STEP_WORD = re.compile(r"(?:step|iter|iteration|epoch|batch|update|it)s?\W*$", re.I)
-_RANK = re.compile(r"(?<![A-Za-z_])(?:(?:local_|global_)?rank|default)[\"']?\s*[:=#]?\s*(\d+)|^\[1,(\d+)\]<|^\s*\[?(\d+)\]?:\s", re.I)
-_RANK_BYTES = re.compile(_RANK.pattern.encode(), re.I)
+_GLUED_VALUE = re.compile(r"=\S|:['\"(\[]*(?:[-+.]?\d|nan|inf|none|true|false|\w+\()", re.I)  # `lr:2e-05 loss:2.3`
+_UNIT_WORD = re.compile(r"[KMGT]?i?B|k?W|[munµ]?s|min|h|sec|C|\w+/\w+|T?FLOPS|tokens|samples")
+_RANK = re.compile(
+    r"""(?<![a-z_])(?:(?:local_|global_)?rank(?:_?id)?|default)["']?\s*[:=#]?\s*(\d+)|^\[1,(\d+)\]<|^\s*\[?(\d+)\]?:\s"""
+    r"""|[\[(](?:gpu|npu|device|worker|process)\s*[:=#]?\s*(\d+)[\])]""", re.I)
 _VALIDATION = re.compile(
-    r"\b(?:val|valid|validation|validating|eval|evaluation|evaluate|evaluating)\b(?!\s*[\w@]*\s*[:=]?\s*-?\d*\.\d)(?!\s*/)"
+    r"\b(?:val|valid|validat\w+|eval|evaluat\w+)\b(?!\s*[\w@]*\s*[:=]?\s*-?\d*\.\d)(?!\s*/)"
     r"|\btest(?:ing)?(?:\s*[:)\]>]|\s+(?:loss|set|epoch|batch|step|iter))|验证|评估|测试集", re.I)
 _MICRO = re.compile(r"\bmicro[ _-]?(?:batch|step|iter)?(?:es|s)?\s*[:=#\[(]*\s*\d|\baccum\w*\s*[:=]?\s*\d+\s*/\s*\d", re.I)
 _RESTART = re.compile(
-    rb"(?i)resum|restart|load[^\n]{0,40}(?:checkpoint|ckpt|state|model)|traceback|world.size|torchrun|relaunch|end of arguments|"
-    + "恢复|重启|续训|断点".encode() + b"|" + "恢复|重启|续训|断点".encode("gbk"))
-_MEMBER = re.compile(rb"""\s*\{?\s*["'][^"'\n]+["']\s*:[^{}\n]*\}?,?\s*""")
-_FIELD = re.compile(r"(?<![\w/.])([^\W\d][\w./@()-]*(?: [\w./@()-]+){0,4}?)[\"']?\s*[:=]\s*[\"'\[]?(?:" + _NUMBER + r")(?!\w|\.\d)", re.I)
+    r"resum|restart|load[^\n]{0,40}(?:checkpoint|ckpt|state|model)|traceback|world.size|torchrun|relaunch|end of arguments"
+    r"|恢复|重启|续训|断点", re.I)
+
+_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[@-Z\\^_])")
+_GLUED = re.compile(r"(?<![\w.])(\d+\.\d+(?:e[-+]?\d+)?)(?=[a-z_]{3})(?!GiB|MiB|KiB|sec|min|TFLOP|tok)", re.I)  # `2.41Epoch: 0`
+_MEMBER = re.compile(rb"""\s*\{?\s*["'][^"'\n]+["']\s*:[^{}\n]*\}?,?\s*""")  # a line of a pretty-printed dict
+_VARIABLE = re.compile(rb"([ \t]{2,}|(?<![\w.])[-+]?\d[-+.,:\deE]*(?!\w))")  # what differs between lines of one form
+_FIELD = re.compile(r"(?<![\w/.])([^\W\d][\w./@()-]*(?: [\w./@()-]+){0,4}?)[\"']?\s*[:=]\s*[\"'\[]?" + _NUMBER + r"(?!\w|\.\d)", re.I)
+_BOX = str.maketrans("│┃║", "|||")
 _MASK = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -1526,8 +1548,8 @@ class Series:
         decimals = -min(self.last_digits, default=0)
         magnitudes = [math.floor(math.log10(abs(v))) if v and math.isfinite(v) else 0 for v in self.values.values()]
         digits = max((m - last + 1 for m, last in zip(magnitudes, self.last_digits)), default=1)
-        coarse = (min(last, max(-decimals, m - digits + 1)) for m, last in zip(magnitudes, self.last_digits))
-        return {step: 0.5 * 10.0**power for step, power in zip(self.values, coarse)}
+        powers = (min(last, max(-decimals, m - digits + 1)) for m, last in zip(magnitudes, self.last_digits))
+        return {step: 0.5 * 10.0**power for step, power in zip(self.values, powers)}
 
 
 @dataclass
@@ -1541,22 +1563,22 @@ class Metrics:
 
 
 class _Hit(NamedTuple):
-    """A keyword with its value: where in the line, the number as printed, and the words in front that qualify the key."""
+    """A keyword with its value in a line of text."""
 
     key: "_Key"
+    spelling: str
     start: int
     number_start: int
     end: int
     number: str
-    unit: str
-    prefix: str
-    clean: float  # 2: nothing in front belongs to the key; 1: perhaps ("head 0 lm loss"); 0: a word does ("train loss")
-    spelling: str
+    unit: str = ""
+    prefix: str = ""  # words in front that qualify the key
+    clean: int = 2  # 2: nothing in front belongs to the key; 1: perhaps ("head 0 lm loss"); 0: a word does ("train loss")
 
-    @property
-    def exact(self) -> bool:
-        """Whether the log spells the key as the user does."""
-        return self.spelling == self.key.text
+    def parse(self) -> tuple[float, int]:
+        """The value and the power of ten of its last printed digit."""
+        power = _UNITS.get(self.unit, 0)
+        return float(self.number.replace(",", "")) * 10**power, _last_digit(self.number.encode()) + power
 
 
 class _Mark(NamedTuple):
@@ -1565,17 +1587,19 @@ class _Mark(NamedTuple):
     name: str
     order: int
     value: int
-    total: int | None
-    start: int
-    number_start: int
-    end: int
+    total: int | None = None
+    start: int = 0
+    number_start: int = 0
+    end: int = 0
 
 
-NO_STEP = _Mark("", 6, 0, None, 0, 0, 0)
+# Orders: 0 global step, 1 step, 2 batch, 3 progress bar, 4 fraction or a step on another line, 5 epoch or bare number, 6 none.
+_WORTH = (3.3, 3, 2.8, 2.5, 2, 1.5, 0)
+NO_STEP = _Mark("", 6, 0)
+ELSEWHERE, IN_TABLE, BAR = "前文中的步数", "表格", "进度条"
 
 
-@dataclass
-class _Row:
+class _Row(NamedTuple):
     """The values of one step as found in one logical line, with every counter that may number them, the best first."""
 
     hits: list[_Hit]
@@ -1584,19 +1608,30 @@ class _Row:
     rank: int | None = None
     validation: bool = False
     micro: bool = False
+    fixed: tuple[tuple[int, int], ...] = ()  # where rank and epoch stand in the line
 
     def kind(self, hit: _Hit, mark: _Mark) -> tuple:
         """Values of one kind belong together: same counter, same key, same sort of line."""
-        return mark.name, hit.prefix, hit.exact, self.validation, self.micro
+        return mark.name, hit.prefix, hit.spelling == hit.key.text, self.validation, self.micro
 
 
-def _last_digit(number: str | bytes, e: str | bytes = "e", dot: str | bytes = ".") -> int:
-    mantissa, _, power = number.lower().partition(e)
-    return int(power or 0) - len(mantissa.partition(dot)[2]) if mantissa[-1:].isdigit() else 0
+def _last_digit(number: bytes) -> int:
+    mantissa, mark, power = number.upper().partition(b"E")
+    digits = -len(mantissa.partition(b".")[2])
+    return digits + int(power) if mark else digits
 
 
-def _to_float(hit: _Hit) -> float:
-    return float(hit.number.replace(",", "")) * _UNITS.get(hit.unit, 1)
+def _first_group(match: re.Match) -> int:
+    return int(next(filter(None, match.groups())))
+
+
+def _decode(data: bytes) -> str:
+    for encoding in ("utf-8", "gbk"):
+        try:
+            return data.decode(encoding).translate(_BOX)
+        except UnicodeDecodeError:
+            pass
+    return data.decode("utf-8", "replace")
 
 
 class _Track(Series):
@@ -1605,118 +1640,109 @@ class _Track(Series):
     def __init__(self, row: _Row, hit: _Hit, mark: _Mark):
         super().__init__(hit.key.keyword)
         self.row, self.hit, self.mark = row, hit, mark
-        self.last = self.before = -1
         self.rank, self.several_ranks = row.rank, False
         self.epoch, self.offset, self.offsets = row.epoch, 0, {row.epoch: 0}
         self.restarts: list[int] = []
 
+    @property
+    def last(self) -> int:
+        """The last step, -1 if there is none."""
+        return next(reversed(self.values), -1)
+
+    @property
+    def before(self) -> int:
+        """The step before the last one, -1 if there is none."""
+        return next(itertools.islice(reversed(self.values), 1, None), -1)
+
     def score(self) -> float:
         """How likely this is what the user means; the number of values counts, but less than what the line says."""
-        row, hit = self.row, self.hit
-        return _WEIGHT[self.mark.order] + hit.clean + 6 * hit.exact - 20 * row.validation - 3 * row.micro + math.log2(len(self.values) or 1)
+        doubts = 20 * self.row.validation + 3 * self.row.micro
+        exact = 6 * (self.hit.spelling == self.hit.key.text)
+        return _WORTH[self.mark.order] + self.hit.clean + exact - doubts + math.log2(len(self.values) or 1)
 
-    def add(self, row: _Row, hit: _Hit, mark: _Mark, gap: bytes | None) -> None:
-        """Take a value of `row`; `gap` is the text since the last one, `None` if it was too long to be kept."""
+    def add(self, row: _Row, hit: _Hit, mark: _Mark, gap: str | None) -> bool:
+        """Take a value of `row`, `False` if its rank is not wanted; `gap` is the text since the last one, `None` if it was too long."""
+        value, last_digit = hit.parse()
         step = self._unfold(row, mark, gap) if mark.name else len(self.values) + 1
-        if not self._from_wanted_rank(row.rank, step):
-            return
+        if not self._is_wanted(row.rank, step, value):
+            return False
         if self.values and step <= self.last:
-            if mark.name == ELSEWHERE:
-                return
-            restarted = gap is None or _RESTART.search(gap)
-            if step in (self.last, self.before) and not restarted:  # another rank, or a bar that is drawn again
-                self._refresh(hit, step)
-                return
-            self._cut(step)
-            self.restarts.append(step)
-        self.append(step, _to_float(hit), _last_digit(hit.number) + len(str(int(_UNITS.get(hit.unit, 1)))) - 1)
-
-    def mark_of(self, row: _Row) -> _Mark:
-        """The counter of this track in another row."""
-        return next(mark for mark in row.marks if mark.name == self.mark.name)
-
-    def append(self, step: int, value: float, last_digit: int) -> None:
-        """Add the value of a step that is later than all others."""
+            # A bar shows the old value when it moves on and is drawn again with the new one; table rows are drawn again, too.
+            stale = step == self.last and mark.order == 3 and self.values[step] == self.values.get(self.before)
+            restarted = gap is None or step not in (self.last, self.before) or _RESTART.search(gap)
+            if mark.name == ELSEWHERE or not (stale or restarted or mark.name == IN_TABLE):
+                return True
+            if restarted:
+                self.restarts.append(step)
+            self.cut(step)
         self.values[step] = value
         self.last_digits.append(last_digit)
-        self.before, self.last = self.last, step
+        return True
 
-    def _refresh(self, hit: _Hit, step: int) -> None:
-        """A bar shows the old value when it moves on and is drawn again with the new one: then the second counts."""
-        stale = step == self.last and self.mark.order == 3 and self.values[step] == self.values.get(self.before)
-        if stale or self.mark.name == IN_TABLE:
-            self._cut(step)
-            self.append(step, _to_float(hit), _last_digit(hit.number))
+    def cut(self, step: int) -> None:
+        """Forget the values from `step` on: a training that went back to a checkpoint prints them again."""
+        while self.last >= step:
+            self.values.popitem()
+            self.last_digits.pop()
 
-    def _from_wanted_rank(self, rank: int | None, step: int) -> bool:
-        """Ranks print their own losses: the lowest rank that prints is the one that is read."""
+    def _is_wanted(self, rank: int | None, step: int, value: float) -> bool:
+        """Ranks print their own losses: the lowest one is read, but not -1, which a rank without a loss prints."""
         if rank is None or self.rank is None or rank == self.rank:
             return True
         self.several_ranks = True
-        if rank < self.rank:
+        empty = self.values.get(self.last) == -1
+        if value != -1 and (rank < self.rank or empty):
             self.rank = rank
-            self._cut(step)
+            self.cut(0 if empty else step)
         return rank == self.rank
 
-    def _unfold(self, row: _Row, mark: _Mark, gap: bytes | None) -> int:
+    def _unfold(self, row: _Row, mark: _Mark, gap: str | None) -> int:
         """Turn a counter that starts again with each epoch into one that goes on."""
         epoch, raw_last = None if mark.name == "epoch" else row.epoch, self.last - self.offset
         if self.values and mark.value <= raw_last and epoch is None and gap and not _RESTART.search(gap):
-            seen = [_epoch_of(match) for match in _EPOCH.finditer(_decode(gap))]
-            epoch = max(seen) if seen and max(seen) > max(self.epoch or 0, 1) else None
-            self.epoch = self.epoch or (epoch and epoch - 1)
-        if epoch is None or epoch == self.epoch:
-            return mark.value + self.offset
-        if epoch in self.offsets:
-            self.offset = self.offsets[epoch]
-        elif self.epoch is not None and epoch > self.epoch and mark.value <= raw_last:
-            size = mark.total or raw_last + (self.mark.value == 0)
-            self.offset += size * (epoch - self.epoch)
-        elif self.epoch is not None and epoch < self.epoch:
-            self.offset = 0
-        self.epoch, self.offsets[epoch] = epoch, self.offset
+            seen = max(map(_first_group, _EPOCH.finditer(gap)), default=0)  # the epoch may be named on a line of its own
+            if seen > max(self.epoch or 0, 1):
+                epoch, self.epoch = seen, self.epoch or seen - 1
+        if epoch is not None and epoch != self.epoch:
+            if epoch not in self.offsets and self.epoch is not None and epoch > self.epoch and mark.value <= raw_last:
+                self.offsets[epoch] = self.offset + (epoch - self.epoch) * (mark.total or raw_last + (self.mark.value == 0))
+            back = 0 if self.epoch is not None and epoch < self.epoch else self.offset
+            self.offset = self.offsets.setdefault(epoch, back)
+            self.epoch = epoch
         return mark.value + self.offset
-
-    def _cut(self, step: int) -> None:
-        """Forget the values from `step` on: a training that went back to a checkpoint prints them again."""
-        while self.values and next(reversed(self.values)) >= step:
-            self.values.popitem()
-            self.last_digits.pop()
-        tail = list(zip(range(2), reversed(self.values)))
-        self.last = tail[0][1] if tail else -1
-        self.before = tail[1][1] if len(tail) > 1 else -1
 
 
 class _Key:
     """A keyword of the configuration: how its lines are found in bytes, and its values in a line of text."""
 
     def __init__(self, name: str, keyword: str):
-        self.name, self.keyword, self.tracks = name, keyword, {}
-        self.at = (-1, -1)
+        self.name, self.keyword = name, keyword
+        self.tracks: dict[tuple, _Track] = {}
+        self.literal = b""  # what to search once it is known how the log spells the key
+        self.next = (-1, -1)
         self.is_regex = len(keyword) > 2 and keyword[0] == keyword[-1] == "/"
         self.text = keyword[1:-1] if self.is_regex else keyword.strip().rstrip(":=： ")
-        self.plain = re.sub(r"[\s_-]+", " ", self.text).lower()
-        self.literal: bytes | None = None
+        words = re.split(r"[\s_-]+", self.text)
+        self.plain = " ".join(words).lower()
         if self.is_regex:
             self.pattern = re.compile(self.text)
-            self.scan = re.compile(self.text.encode()) if self.text.isascii() else re.compile(rb"[^\n]*\d[^\n]*")
-            return
-        words = [re.escape(word) for word in re.split(r"[\s_-]+", self.text)]
-        spelling = r"[\s_-]+".join(words)
-        self.pattern = re.compile(
-            rf"(?<![^\W\d]|[/.@])(?<!\w-)(?P<key>{spelling}){_BETWEEN}(?P<number>{_NUMBER}){_AFTER}", re.X | re.I)
-        self.scan = re.compile(b"|".join(_torn(self.text.encode(encoding)) for encoding in ("utf-8", "gbk")[: 2 - self.text.isascii()]))
+            self.scan = re.compile(self.text.encode() if self.text.isascii() else rb"[^\n]*\d[^\n]*")
+        else:
+            key = r"[\s_-]+".join(map(re.escape, words))
+            self.pattern = re.compile(rf"(?<![\w/.@])(?<!\w-)(?P<key>{key}){_BETWEEN}(?P<number>{_NUMBER}){_AFTER}", re.X | re.I)
+            self.scan = re.compile(b"|".join({_torn(self.text.encode(encoding)): 0 for encoding in ("utf-8", "gbk")}))
 
     def find(self, data: bytes, position: int) -> tuple[int, int]:
-        """Where the keyword is next; the end of the data if nowhere.  Calls with rising positions cost one pass."""
-        if self.at[0] < position:
-            if self.literal is not None:
+        """Where the keyword is next, the end of the data if nowhere; calls with rising positions cost one pass."""
+        if self.next[0] < position:
+            nowhere = (len(data), len(data))
+            if self.literal:
                 start = data.find(self.literal, position)
-                self.at = (start, start + len(self.literal)) if start >= 0 else (len(data), len(data))
+                self.next = (start, start + len(self.literal)) if start >= 0 else nowhere
             else:
                 match = self.scan.search(data, position)
-                self.at = match.span() if match else (len(data), len(data))
-        return self.at
+                self.next = match.span() if match else nowhere
+        return self.next
 
     def hits(self, text: str) -> Iterator[_Hit]:
         """Every value that stands behind this keyword as a whole key."""
@@ -1724,164 +1750,106 @@ class _Key:
             if self.is_regex:
                 number = re.match(_NUMBER, match[1] or "", re.I)
                 if number:
-                    yield _Hit(self, match.start(), match.start(1), match.end(1), number[0], "", "", 2, self.text)
-            elif not re.match(r"\s*/\s*\d+(?![.\d])|[-:]\d", text[match.end():]) or "." in match["number"]:
-                if match.start() and text[match.start() - 1].isalnum() and not re.search(r"(?<!\w)\d+\.?\d*$", text[: match.start()]):
-                    continue
+                    yield _Hit(self, self.text, match.start(), match.start(1), match.end(1), number[0])
+            else:
                 prefix, clean = _words_before(text[max(0, match.start() - 80) : match.start()])
-                yield _Hit(self, match.start(), match.start("number"), match.end(), match["number"], match["unit"] or "",
-                           prefix, clean, match["key"])
+                if match["note"]:
+                    prefix, clean = prefix + match["note"].strip(), min(clean, 1)
+                where = match.start(), match.start("number"), match.end()
+                yield _Hit(self, match["key"], *where, match["number"], match["unit"] or "", prefix, clean)
 
 
 def _torn(literal: bytes) -> bytes:
-    """Pattern of a key in any case, `_` for blank, and with a line break anywhere in it (terminals wrap lines)."""
-    parts = []
-    for byte in re.sub(rb"[\s_-]+", b" ", literal):
-        char = bytes([byte])
-        parts.append(b"[ _-]" if char == b" " else b"[" + char.lower() + char.upper() + b"]" if char.isalpha() else re.escape(char))
-    return rb"\n?".join(parts)
+    """Pattern of a key in any case, with `_` or `-` for blank, and with a line break anywhere in it (terminals wrap lines)."""
+    chars = [bytes([byte]) for byte in re.sub(rb"[\s_-]+", b" ", literal)]
+    return rb"\n?".join(b"[ _-]" if c == b" " else b"[" + c.lower() + c.upper() + b"]" if c.isalpha() else re.escape(c) for c in chars)
 
 
-def _words_before(head: str) -> tuple[str, float]:
+def _words_before(head: str) -> tuple[str, int]:
     """Words directly in front of a key that may belong to it, and how sure it is that none does (2, 1 or 0)."""
     match = re.search(r"(\S+)\s+$", head)
-    if not match or not re.search(r"\w\)?$", match[1]) or re.search(r"[:=]['\"(\[]*[\w.+-]+$", match[1]):
+    if not match or not re.search(r"\w\)?$", match[1]) or _GLUED_VALUE.search(match[1]):
         return "", 2
-    token, before = match[1], head[: match.start()].rstrip()
+    token, before = match[1].lstrip("(["), head[: match.start()].rstrip()
     if token.isdigit():
-        known = not before or before[-1] in ":=/|[(#,：" or _STEP_WORD.search(before)
-        word = before.split()[-1].lower() if before else ""
-        return ("", 2) if known or not re.match(r"[^\W\d]", word) else (word + " #", 1)
-    if token[0].isdigit() or token[0] in "+-." or re.search(r"[:=]\s*$", before) and re.fullmatch("none|true|false|nan|inf", token, re.I):
-        return "", 2
-    is_unit = re.search(r"\d$", before) and re.fullmatch(r"[KMGT]?i?B|k?W|[munµ]?s|min|h|sec|C|\w+/\w+|T?FLOPS|tokens|samples", token)
-    return ("", 2) if is_unit else (token.lower(), 0)
+        word = re.search(r"[^\W\d]\w*$", before)
+        return (word[0].lower() + " #", 1) if word and not _STEP_WORD.search(before) else ("", 2)
+    is_value = token[0].isdigit() or token[0] in "+-." or re.fullmatch("nan|inf", token, re.I) or (
+        before[-1:] in (":", "=") and re.fullmatch("none|true|false", token, re.I))
+    is_unit = re.search(r"\d$", before) and _UNIT_WORD.fullmatch(token)
+    return ("", 2) if is_value or is_unit else (token.lower(), 0)
 
 
 def find_steps(text: str) -> list[_Mark]:
-    """Every counter of a line: named ones, progress bars, fractions."""
+    """Every counter of a line: named ones, progress bars, fractions, epochs."""
     marks = []
     for match in _STEP.finditer(text):
         group = "nth" if match["nth"] else "n"
         name = re.sub(r"[ _-]", " ", match["name"] or "第n步").lower()
-        other = _OTHER_COUNTER.search(text[max(0, match.start() - 16) : match.start()])
-        order = 6 if other else 0 if match["whole"] or "/max" in name else 2 if (match["unit"] or "").lower().startswith(("batch", "ep")) else 1
-        total = int(match["total"]) if match["total"] else None
-        marks.append(_Mark(name, order, int(match[group].replace(",", "")), total, match.start(), match.start(group), match.end()))
-    taken = [(mark.start, mark.end) for mark in marks]
+        order = 0 if match["whole"] or "/max" in name else 2 if (match["unit"] or "").lower().startswith(("batch", "ep")) else 1
+        if not _OTHER_COUNTER.search(text[max(0, match.start() - 16) : match.start()]):
+            where = match.start(), match.start(group), match.end()
+            marks.append(_Mark(name, order, int(match[group].replace(",", "")), int(match["total"] or 0), *where))
     for match in _FRACTION.finditer(text):
-        n, total = int(match[1]), int(match[2])
-        inside = any(start <= match.start() < end for start, end in taken)
-        if n <= total and not inside and not _NOT_FRACTION.search(text[max(0, match.start() - 24) : match.start()]):
-            marks.append(_Mark("进度条", 3 if match["bar"] else 4, n, total, match.start(), match.start(), match.end()))
-    marks += [_Mark("进度条", 3, int(m[1]), None, m.start(), m.start(1), m.end()) for m in _NO_TOTAL_BAR.finditer(text)]
-    marks += [_Mark("epoch", 5, _epoch_of(m), None, m.start(), m.start(), m.end()) for m in _EPOCH.finditer(text)]
+        named = any(mark.start <= match.start() < mark.end for mark in marks)
+        if int(match[1]) <= int(match[2]) and not named and not _NO_FRACTION.search(text[max(0, match.start() - 24) : match.start()]):
+            marks.append(_Mark(BAR, 3 if match["bar"] else 4, int(match[1]), int(match[2]), match.start(), match.start(), match.end()))
+    marks += [_Mark(BAR, 3, int(m[1]), None, m.start(), m.start(1), m.end()) for m in _OPEN_BAR.finditer(text)]
+    marks += [_Mark("epoch", 5, _first_group(m), None, m.start(), m.start(), m.end()) for m in _EPOCH.finditer(text)]
     return marks
 
 
-def _group_marks(text: str, hits: list[_Hit], marks: list[_Mark]) -> list[_Mark]:
-    """The counter that separates the records of this line: several may be glued together."""
+def read_rows(text: str, keys: list[_Key]) -> list[_Row]:
+    """The values in one logical line, each with the counters that the line gives for it; glued records are separated."""
+    hits = sorted((hit for key in keys for hit in key.hits(text)), key=lambda hit: hit.start)
+    if not hits or text.startswith("wandb:"):  # its closing summary repeats the last values
+        return []
+    marks = find_steps(text)
+    head = _HEAD_NUMBER.search(text[: hits[0].start])
+    if head and not marks:
+        marks.append(_Mark("行首数字", 5, _first_group(head), None, head.start(), head.start(), head.end()))
+    marks.sort(key=lambda mark: mark.start)
     by_name: dict[str, list[_Mark]] = {}
     for mark in marks:
         by_name.setdefault(mark.name, []).append(mark)
     kinds = [(hit.key, hit.prefix) for hit in hits]
     records = max(map(kinds.count, kinds[:50]))
-    best = min(by_name.values(), key=lambda group: (len(group) < records, group[0].order, group[0].start), default=[])
-    return sorted(best, key=lambda mark: mark.start)
-
-
-def _epoch_of(match: re.Match) -> int:
-    return int(next(filter(None, match.groups())))
-
-
-def read_rows(text: str, keys: list[_Key]) -> list[_Row]:
-    """The values in one logical line, each with the counters that the line gives for it."""
-    hits = sorted((hit for key in keys for hit in key.hits(text)), key=lambda hit: hit.start)
-    if not hits or text.startswith("wandb:"):  # its closing summary repeats the last values
-        return []
-    marks = [mark for mark in find_steps(text) if mark.order < 6]
-    head = _HEAD_NUMBER.search(text[: hits[0].start])
-    if head and not marks:
-        marks.append(_Mark("行首数字", 5, int(head[1]), None, head.start(), head.start(1), head.end(1)))
-    grouping = _group_marks(text, hits, marks)
-    starts = [mark.start for mark in grouping]
-    leading = bool(starts) and starts[0] < hits[0].start
+    dividing = min(by_name.values(), key=lambda group: (len(group) < records, group[0].order, group[0].start), default=[])
+    starts = [mark.start for mark in dividing]
     groups: dict[int, list[_Hit]] = {}
-    for hit in hits:
-        index = bisect.bisect(starts, hit.start) - leading
+    for hit in hits:  # the counter stands in front of all values of its record, or behind all
+        index = bisect.bisect(starts, hit.start) - (bool(starts) and starts[0] < hits[0].start)
         groups.setdefault(max(0, min(index, len(starts) - 1)), []).append(hit)
-    rows, begin = [], 0
+    rows, begin, everywhere = [], 0, [mark.start for mark in marks]
     for index, group in groups.items():
-        own = grouping[index : index + 1]
-        end = max([group[-1].end] + [mark.end for mark in own])
-        last = len(text) if len(groups) == 1 else end
-        others = {mark.name: mark for mark in reversed(marks) if begin <= mark.start < last and mark.name != grouping[0].name}
-        rows.append(_make_row(text[begin:end], text[begin : group[0].start], group, own + list(others.values())))
+        own = dividing[index : index + 1]
+        end = max([group[-1].end, *(mark.end for mark in own)]) if len(groups) > 1 else len(text)
+        inside = marks[bisect.bisect_left(everywhere, begin) : bisect.bisect_left(everywhere, end)]
+        others = {mark.name: mark for mark in reversed(inside) if mark.name != dividing[0].name}
+        rows.append(_make_row(text, begin, end, group, own + list(others.values())))
         begin = group[-1].end
     return rows
 
 
-def _make_row(segment: str, head: str, hits: list[_Hit], marks: list[_Mark]) -> _Row:
-    epoch, rank = _EPOCH.search(segment), _RANK.search(segment)
-    wanted = " ".join(hit.key.keyword for hit in hits)
+def _make_row(text: str, begin: int, end: int, hits: list[_Hit], marks: list[_Mark]) -> _Row:
+    epoch, rank = _EPOCH.search(text[begin:end]), _RANK.search(text[begin:end])
+    head = text[begin : hits[0].start]
+    validation = _VALIDATION.search(head) and not any(re.search("val|test", hit.key.keyword, re.I) for hit in hits)
     return _Row(
-        hits, sorted(marks, key=lambda mark: mark.order),
-        epoch=_epoch_of(epoch) if epoch else None,
-        rank=int(next(filter(None, rank.groups()))) if rank else None,
-        validation=bool(_VALIDATION.search(head)) and not re.search("val|test", wanted, re.I),
-        micro=bool(_MICRO.search(head)),
+        hits, sorted(marks, key=lambda mark: mark.order), epoch and _first_group(epoch), rank and _first_group(rank),
+        bool(validation), bool(_MICRO.search(head)), tuple(match.span() for match in (epoch, rank) if match),
     )
 
 
-def _decode(data: bytes) -> str:
-    for encoding in ("utf-8", "gbk"):
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            pass
-    return data.decode("utf-8", "replace")
-
-
-class _NeedMore(Exception):
-    """A line cannot be judged before the lines behind it are there."""
-
-
-class _Shortcut:
-    """Reads lines like the one it was made from by literal searches, far faster than `read_rows`.
-
-    It is trusted after it gave the same answer several times, and only for lines that begin alike (digits masked).
-    """
-
-    def __init__(self, line: bytes, row: _Row, picks: list[tuple[_Track, _Hit]]):
-        mark = picks[0][0].mark_of(row)
-        self.confirmed, self.shapes, self.ranked = 0, {}, row.rank is not None
-        self.tracks = [track for track, _ in picks]
-        self.step = re.compile(rb"(?<![\w/.\-])" + _spaced(line[mark.start : mark.number_start]) + rb"(\d+)(?![\w.,%])").search
-        self.numbers = []
-        for _, hit in picks:
-            run = re.search(rb"(?:(?<=\d)|^|(?<=^.))[^\d]{0,40}$", line[max(0, hit.start - 24) : hit.start])
-            lead = run[0] if run else b""
-            before = rb"(?<=\d)" if run and run.start() else b""
-            self.numbers.append(re.compile(before + _spaced(lead + line[hit.start : hit.number_start]) + rb"([-+.\deE]+)(?![\w%,])").search)
-
-    def read(self, line: bytes) -> tuple[bytes, int, list[bytes]] | None:
-        """Shape of the line's beginning, step and numbers as printed; `None` if the line is another kind."""
-        step = self.step(line)
-        found = [search(line) for search in self.numbers]
-        if step is None or None in found:
-            return None
-        head = line[: step.start()]
-        rank = _RANK_BYTES.search(head) if self.ranked else None
-        return head.translate(_MASK) + (rank[0] if rank else b""), int(step[1]), [match[1] for match in found]
-
-
-def _spaced(literal: bytes) -> bytes:
-    return rb"\s+".join(re.escape(part) for part in re.split(rb"\s+", literal))
-
+def _line_mark(line: bytes) -> _Mark | None:
+    """The step that a line without values names."""
+    text = _decode(line)
+    marks = [] if _VALIDATION.search(text) else find_steps(text)
+    return min(marks, key=lambda mark: (mark.order, -mark.start), default=None)
 
 
 def _cells(text: str, separator: str | None) -> list[str]:
-    return text.split() if separator is None else [cell.strip() for cell in text.strip(" |│\t").split(separator)]
+    return text.split() if separator is None else [cell.strip(" \t\"'") for cell in text.strip(" |\t").split(separator)]
 
 
 class _Table(NamedTuple):
@@ -1895,26 +1863,59 @@ class _Table(NamedTuple):
     @classmethod
     def from_header(cls, text: str, keys: list[_Key]) -> "_Table | None":
         """The table that `text` opens, `None` if it is no header."""
-        separator = next((mark for mark in ",\t|│" if mark in text), None)
+        separator = next((mark for mark in ",\t|" if mark in text), None)
         cells = _cells(text, separator) if separator else re.split(r"\s{2,}", text.strip())
-        names = [re.sub(r"[\s_-]+", " ", cell.strip("\"'")).lower() for cell in (cells if len(cells) > 1 else text.split())]
+        names = [re.sub(r"[\s_-]+", " ", cell).lower() for cell in (cells if len(cells) > 1 else text.split())]
         columns = [(key, names.index(key.plain)) for key in keys if key.plain in names]
         if len(names) < 2 or not columns or any(re.fullmatch(_NUMBER, name, re.I) for name in names):
             return None
         wanted = ("global step", "trainer/global step", "step", "steps", "iteration", "iter", "batch", "epoch")
         return cls(separator, len(names), columns, next((names.index(name) for name in wanted if name in names), None))
 
-    def read(self, text: str) -> _Row | None:
-        """The row that `text` is, `None` if it is something else."""
+    def read(self, text: str) -> list[_Row]:
+        """The row that `text` is, none if it is something else."""
         cells = _cells(text, self.separator)
         if len(cells) < self.width:
-            return None
-        found = [(key, cells[i].strip("\"'")) for key, i in self.columns]
-        hits = [_Hit(key, 0, 0, 0, cell, "", "", 2, key.text) for key, cell in found if re.fullmatch(_NUMBER, cell, re.I)]
-        count = re.match(r"[\"']?(\d+)(?:\.0+)?(?![\d.])", cells[self.step]) if self.step is not None else None
-        if not hits or (self.step is not None and not count):
-            return None
-        return _Row(hits, [_Mark(IN_TABLE, 1, int(count[1]), None, 0, 0, 0)] if count else [])
+            return []
+        hits = [_Hit(key, key.text, 0, 0, 0, cells[i]) for key, i in self.columns if re.fullmatch(_NUMBER, cells[i], re.I)]
+        count = re.match(r"(\d+)(?:\.0+)?(?![\d.])", "0" if self.step is None else cells[self.step])
+        marks = [_Mark(IN_TABLE, 1, int(count[1]))] if count and self.step is not None else []
+        return [_Row(hits, marks)] if hits and count else []
+
+
+def _best_pick(row: _Row, key: _Key) -> tuple[_Track, _Hit, _Mark] | None:
+    """The most likely reading of a keyword in a row that is stored."""
+    kinds = [(key.tracks.get(row.kind(hit, mark)), hit, mark) for hit in row.hits if hit.key is key for mark in row.marks]
+    return max((pick for pick in kinds if pick[0]), key=lambda pick: pick[0].score(), default=None)
+
+
+class _NeedMore(Exception):
+    """A line cannot be judged before the lines behind it are there."""
+
+
+class _Form:
+    """The form that the lines with the metrics of this log have: one pattern instead of `read_rows`.
+
+    Up to its last value a line may differ only in numbers from the line that it was made from, and no keyword may follow, so
+    that what was found out about that line holds for all of them.
+    """
+
+    def __init__(self, line: bytes, row: _Row, mark: _Mark, picks: list[tuple[_Track, _Hit]]):
+        groups = [(mark.number_start, re.match(rb"\d+", line[mark.number_start :])[0], rb"(\d+)", None)]
+        groups += [(hit.number_start, hit.number.encode(), rb"([-+.\deE]+)", track) for track, hit in picks]
+        groups.sort(key=lambda group: group[0])
+        fixed = [(begin, line[begin:end], re.escape(line[begin:end]), None) for begin, end in row.fixed if not begin <= mark.start < end]
+        pattern, at = rb"\n", 0
+        for begin, literal, group, _ in sorted(groups + fixed, key=lambda group: group[0]):
+            pattern, at = pattern + _generalise(line[at:begin]) + group, begin + len(literal)
+        self.match = re.compile(pattern + rb"(?=\s)").match
+        self.step = next(i for i, group in enumerate(groups, 1) if not group[3])
+        self.tracks = [(i, group[3].values, group[3].last_digits) for i, group in enumerate(groups, 1) if group[3]]
+
+
+def _generalise(literal: bytes) -> bytes:
+    parts = _VARIABLE.split(literal)
+    return b"".join(re.escape(p) if i % 2 == 0 else rb"[ \t]+" if p.isspace() else rb"[-+.,:\deE]+" for i, p in enumerate(parts))
 
 
 class MetricReader:
@@ -1926,13 +1927,14 @@ class MetricReader:
     def __init__(self, keywords: list[str | None]):
         self._keys = [_Key(name, keyword) for name, keyword in zip(METRICS, keywords) if keyword]
         self._tail = b""  # the unfinished last line
-        self._data = b""  # whole lines: some that were read already, then those that were not
-        self._at = 0  # how far `_data` is read
-        self._gap: int | None = 0  # end of the last line with values in `_data`, `None` when that is further back
+        self._data = b"\n"  # whole lines: some that were read already, then those that were not
+        self._at = 1  # how far `_data` is read
+        self._gap: int | None = 1  # end of the last line with values in `_data`, `None` when that is further back
         self._context: int | None = None  # step of the last line that named one
         self._step_follows = False  # this log prints the step behind the values
         self._table: _Table | None = None
-        self._shortcut: _Shortcut | None = None
+        self._form: _Form | None = None
+        self._other_ranks: tuple[bytes, ...] = ()  # how lines of ranks begin that are not read
         self._fields: dict[str, int] = {}
         self._validation_lines = 0
 
@@ -1947,7 +1949,7 @@ class MetricReader:
         text = self._tail + chunk
         cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1  # a final \r may be half of \r\n
         if len(text) - cut > MAX_LINE:
-            cut = len(text)
+            text, cut = text + b"\n", len(text) + 1
         self._tail = text[cut:]
         if cut:
             self._take(text[:cut], final=False)
@@ -1956,20 +1958,21 @@ class MetricReader:
         """Read what is left and give the result."""
         self._take(self._tail + b"\n", final=True)
         self._tail = b""
-        best = {key.name: (key, track) for key in self._keys if (track := self._best(key))}
-        series = {name: Series(key.keyword, track.values, track.last_digits) for name, (key, track) in best.items()}
-        source = best["loss"][1].mark.name if "loss" in best else ""
+        best = {key.name: track for key in self._keys if (track := self._best(key))}
+        series = {name: Series(track.keyword, track.values, track.last_digits) for name, track in best.items()}
+        source = best["loss"].mark.name if "loss" in best else ""
         fields = dict(sorted(self._fields.items(), key=lambda item: -item[1])[:60])
         return Metrics(series, source or "日志中没有步数, 按出现的先后编号", fields, list(self._notes(best)))
 
-    def _notes(self, best: dict[str, tuple[_Key, _Track]]) -> Iterator[str]:
-        for name, (key, track) in best.items():
+    def _notes(self, best: dict[str, _Track]) -> Iterator[str]:
+        for name, track in best.items():
+            spelling = f"{track.hit.prefix} {track.hit.spelling}".strip()
             if track.restarts:
                 yield f"{METRICS[name]}: 训练在 step {track.restarts[-1]} 处重新开始过, 之后的数值以后一次为准"
             if track.several_ranks:
                 yield f"{METRICS[name]}: 日志中有多个 rank, 取 rank {track.rank}"
-            if not track.hit.exact or track.hit.prefix:
-                yield f"{METRICS[name]}: 关键字 {key.keyword!r} 在日志中写作 {(track.hit.prefix + ' ' + track.hit.spelling).strip()!r}"
+            if spelling != track.hit.key.text:
+                yield f"{METRICS[name]}: 关键字 {track.keyword!r} 在日志中写作 {spelling!r}"
             if track.row.validation:
                 yield f"{METRICS[name]}: 只在验证或评估的行中找到了关键字"
         if self._validation_lines:
@@ -1980,6 +1983,7 @@ class MetricReader:
         return max(key.tracks.values(), key=_Track.score, default=None)
 
     def _take(self, lines: bytes, final: bool) -> None:
+        """Read whole lines."""
         if b"\r" in lines:
             lines = lines.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if b"\x1b" in lines:
@@ -1989,7 +1993,7 @@ class MetricReader:
         if self._gap is not None:
             self._gap = self._gap - cut if self._gap >= cut else None
         for key in self._keys:
-            key.at = (-1, -1)
+            key.next = (-1, -1)
         try:
             while self._at < len(self._data):
                 self._at = self._next(final)
@@ -1999,26 +2003,55 @@ class MetricReader:
             self._count_fields(lines[-CONTEXT:])
 
     def _next(self, final: bool) -> int:
-        """Read the next line that counts; the position behind it."""
-        data, start = self._data, self._at
-        first, last = min(key.find(data, start) for key in self._keys) if self._keys else (len(data), len(data))
+        """Read on up to the end of the next line that counts; the position behind it."""
+        data = self._data
+        if self._form:
+            self._at = self._run(self._form)
+        first, last = min((key.find(data, self._at) for key in self._keys), default=(len(data), len(data)))
         if self._table:
-            end = data.find(b"\n", start)
+            end = data.find(b"\n", self._at)
             if first > end:
-                row = self._table.read(_decode(data[start:end]))
-                self._store([row] if row else [], start)
+                self._store(self._table.read(_decode(data[self._at : end])), self._at)
                 return end + 1
         if first >= len(data):
             return len(data)
         begin, end = data.rfind(b"\n", 0, first) + 1, data.find(b"\n", last)
-        if not (self._shortcut and self._quick(data[begin:end])):
-            self._at = begin
-            return self._read(begin, end, final)
-        self._gap = end + 1
-        return end + 1
+        self._at = begin
+        return end + 1 if self._other_ranks and data.startswith(self._other_ranks, begin) else self._read(begin, end, final)
+
+    def _run(self, form: _Form) -> int:
+        """Read lines of the known form, up to any other line with a keyword; the position behind them."""
+        data, position = self._data, self._at
+        group, values, _ = form.tracks[0]
+        last = max(next(reversed(values), -1) for _, values, _ in form.tracks)
+        while True:
+            match = form.match(data, position - 1)
+            if not match:
+                first = len(data)
+                for key in self._keys:
+                    found = data.find(key.literal, position, first)
+                    first = found if found >= 0 else first
+                begin = data.rfind(b"\n", 0, first) + 1
+                match = form.match(data, begin - 1) if position < begin and first < len(data) else None
+                if not match:
+                    return position
+            end = data.find(b"\n", match.end())
+            for key in self._keys:
+                if data.find(key.literal, match.end(), end) >= 0:
+                    return match.start() + 1
+            step = int(match[form.step])
+            if step > last:
+                for group, values, digits in form.tracks:
+                    number = match[group]
+                    values[step] = float(number)
+                    digits.append(_last_digit(number))
+                last = step
+            elif step != last or float(match[group]) != values[step]:  # no mere repetition by another rank
+                return match.start() + 1
+            self._gap = position = end + 1
 
     def _read(self, begin: int, end: int, final: bool) -> int:
-        """Read the logical line around `begin:end` in full."""
+        """Read the logical line around `begin:end` in full; the position behind it."""
         begin, end = self._block(begin, end, final)
         line = self._data[begin:end]
         text = _GLUED.sub(r"\1 ", _decode(line.replace(b"\n", b" ")).lstrip("\ufeff"))
@@ -2028,20 +2061,21 @@ class MetricReader:
             begin, end, rows = joined
         for row in rows:
             if not row.marks or row.marks[0].order == 5:
-                step = self._step_elsewhere(begin, end, final)
-                row.marks += [] if step is None else [_Mark(ELSEWHERE, 4, step, None, 0, 0, 0)]
+                step = self._step_elsewhere(begin, end, bool(row.marks), final)
+                row.marks.extend([] if step is None else [_Mark(ELSEWHERE, 4, step)])
         if not rows:
             self._table = _Table.from_header(text, self._keys) or self._table
             return end + 1
-        self._store(rows, begin)
-        if len(rows) == 1 and text.encode() == line and line.isascii() and not joined:
-            self._learn(line, rows[0])
+        wanted = self._store(rows, begin)
+        if len(rows) == 1 and not joined and line.isascii() and text == line.decode():
+            self._learn(line, rows[0], wanted)
         self._gap = end + 1
         return end + 1
 
-    def _store(self, rows: list[_Row], begin: int) -> None:
-        """Give each value to the track of its kind."""
-        gap = None if self._gap is None else self._data[self._gap : begin]
+    def _store(self, rows: list[_Row], begin: int) -> bool:
+        """Give each value to the track of its kind; `False` if all are of ranks that are not wanted."""
+        gap = None if self._gap is None else _decode(self._data[self._gap : begin])
+        wanted = False
         for row in rows:
             self._validation_lines += row.validation
             if row.marks and row.marks[0].name != ELSEWHERE and not row.validation:
@@ -2052,69 +2086,76 @@ class MetricReader:
                     kind, tracks = row.kind(hit, mark), hit.key.tracks
                     if (hit.key, kind) not in done and (kind in tracks or len(tracks) < 32):
                         done.add((hit.key, kind))
-                        tracks.setdefault(kind, _Track(row, hit, mark)).add(row, hit, mark, gap)
-            gap = b""
+                        wanted |= tracks.setdefault(kind, _Track(row, hit, mark)).add(row, hit, mark, gap)
+            gap = ""
+        return wanted
+
+    def _learn(self, line: bytes, row: _Row, wanted: bool) -> None:
+        """Find the form of the lines once enough of them were read in full."""
+        picks = [pick for key in self._keys if (pick := _best_pick(row, key))]
+        if not picks or any(key.is_regex for key in self._keys):
+            return
+        mark, rank = picks[0][2], _RANK.search(line.decode())
+        if rank and not wanted and len(picks) == len(self._keys) and len(re.findall(rb"\d+", line[: rank.end()])) == 1:
+            self._other_ranks = tuple({*self._other_ranks, line[: rank.end()]})
+        settled = all(track is self._best(hit.key) and len(track.values) >= TRUSTED and not track.offset for track, hit, _ in picks)
+        plain = mark.order < 3 and all(not hit.unit and other == mark for _, hit, other in picks) and b"," not in line[mark.number_start : mark.end]
+        if wanted and settled and plain and picks[0][0].last == mark.value and len(picks) == sum(bool(key.tracks) for key in self._keys):
+            self._form = _Form(line, row, mark, [(track, hit) for track, hit, _ in picks])
+            for key in self._keys:
+                key.literal = next((hit.spelling for _, hit, _ in picks if hit.key is key), key.text).encode()
 
     def _block(self, begin: int, end: int, final: bool) -> tuple[int, int]:
         """Widen a line of a pretty-printed dict or JSON object (`"loss": 4.5,`) to all the lines of that object."""
         data = self._data
         line = data[begin:end]
-        if not _MEMBER.fullmatch(line):
+        if not _MEMBER.fullmatch(line) or b"{" in line and b"}" in line:
             return begin, end
-        while begin and b"{" not in line:
-            start = data.rfind(b"\n", 0, begin - 1) + 1
-            line = data[start : begin - 1]
-            if b"}" in line or not _MEMBER.fullmatch(line):
-                break
-            begin = start
-        line = data[data.rfind(b"\n", 0, end) + 1 : end]
-        while b"}" not in line:
-            stop = data.find(b"\n", end + 1)
-            if stop < 0:
-                if not final:
-                    raise _NeedMore
-                break
-            line = data[end + 1 : stop]
-            if b"{" in line or not _MEMBER.fullmatch(line):
-                break
-            end = stop
-        return begin, end
+        opening, closing = data.rfind(b"{", max(0, end - 8192), end), data.find(b"}", begin, begin + 8192)
+        if closing < 0 and not final and len(data) < begin + 8192:
+            raise _NeedMore
+        if opening < 0 or closing < 0 or b"}" in data[opening:begin]:
+            return begin, end
+        return data.rfind(b"\n", 0, opening) + 1, data.find(b"\n", closing)
 
     def _unwrap(self, begin: int, end: int, rows: list[_Row], text: str, final: bool) -> tuple[int, int, list[_Row]] | None:
         """Join the pieces of a line that a terminal broke at its width, if the line as it stands lacks something."""
-        complete = bool(rows) and all(row.marks for row in rows) and {hit.key for row in rows for hit in row.hits} >= set(self._keys)
+        count = len([hit for row in rows for hit in row.hits])
+        complete = all(row.marks for row in rows) and {hit.key for row in rows for hit in row.hits} >= set(self._keys)
         if complete and rows[-1].hits[-1].end < len(text):
             return None
-        data, whole = self._data, len(self._data) - 1
+        data = self._data
         before = data[max(self._gap or 0, begin - 4096) : begin].split(b"\n")[:-1][-8:]
         pieces = data[begin:end].split(b"\n")
-        after = data[end + 1 : min(whole, end + 2048)].split(b"\n")[:8] if end < whole else []
+        after = data[end + 1 : end + 2048].split(b"\n")[:-1][:8]
         width = max(len(_decode(line)) for line in before + pieces + after)
-        while before and len(_decode(before[-1])) == width >= 40:
+        while before and _continues(before[-1], pieces[0], width):
             pieces.insert(0, before.pop())
             begin -= len(pieces[0]) + 1
         while len(_decode(pieces[-1])) == width >= 40:
             if not after and not final:
                 raise _NeedMore
-            if not after or after[0][:4].translate(_MASK) == pieces[0][:4].translate(_MASK):
-                break
-            if complete and not re.match(rb"[\d.eE+-]*\s*[|,;)\]}]", after[0]):
+            number_goes_on = after and re.match(rb"[\d.eE+-]*\s*[|,;)\]}]", after[0])
+            if not after or not _continues(pieces[-1], after[0], width) or complete and not number_goes_on:
                 break
             pieces.append(after.pop(0))
             end += len(pieces[-1]) + 1
         joined = read_rows(_decode(b"".join(pieces)), self._keys) if len(pieces) > 1 else []
-        better = sum(len(row.hits) for row in joined) >= max(1, sum(len(row.hits) for row in rows)) and all(row.marks for row in joined)
-        if complete and joined and better:  # only the torn number may have changed
-            better = [hit.number_start for hit in joined[-1].hits] == [hit.number_start for hit in rows[-1].hits]
-        return (begin, end, joined) if better and joined else None
+        found = [hit for row in joined for hit in row.hits]
+        if complete:  # only the torn number may have changed
+            better = [hit.number_start for hit in found] == [hit.number_start for row in rows for hit in row.hits]
+        else:
+            better = len(found) > count
+        return (begin, end, joined) if joined and better else None
 
-    def _step_elsewhere(self, begin: int, end: int, final: bool) -> int | None:
-        """Step of values whose own line names none: from the lines before, or from those behind if this log does it so."""
-        for line in reversed(self._data[max(self._gap or 0, begin - 8192) : begin].split(b"\n")[-60:]):
-            mark = _line_mark(line)
-            if mark:
-                self._context = mark.value
-                break
+    def _step_elsewhere(self, begin: int, end: int, doubtful: bool, final: bool) -> int | None:
+        """Step of values whose own line names none (or a doubtful one): in the lines before, or behind if this log does so."""
+        lines = self._data[max(self._gap or 0, begin - 8192) : begin].split(b"\n")[-60:]
+        marks = list(filter(None, map(_line_mark, reversed(lines))))
+        if marks:
+            self._context = next((mark for mark in marks if mark.order < 5), marks[0]).value
+        elif doubtful:
+            return None
         rewritten = re.search(rb"\n {20,}\n$", self._data[max(0, begin - 400) : begin])  # `tqdm.write`: the bar comes again, up to date
         if rewritten or self._step_follows or self._context is None:
             mark = self._mark_behind(end, final)
@@ -2125,9 +2166,8 @@ class MetricReader:
 
     def _mark_behind(self, end: int, final: bool) -> _Mark | None:
         """The first counter behind a line, if it comes before the next values."""
-        stop = self._data.rfind(b"\n", end, end + LOOK_AHEAD)
-        for line in self._data[end + 1 : max(stop, end + 1)].split(b"\n"):
-            if any(key.scan.search(line) for key in self._keys[:1]):
+        for line in self._data[end + 1 : end + LOOK_AHEAD].split(b"\n")[:-1]:
+            if self._keys[0].scan.search(line):
                 return None
             mark = _line_mark(line)
             if mark:
@@ -2136,59 +2176,15 @@ class MetricReader:
             raise _NeedMore
         return None
 
-    def _learn(self, line: bytes, row: _Row) -> None:
-        """Compare the shortcut with a line that was read in full, or make a new one from it."""
-        picks: dict[_Key, tuple[_Track, _Hit]] = {}
-        for hit in row.hits:
-            for mark in row.marks:
-                track = hit.key.tracks.get(row.kind(hit, mark))
-                if track and mark.end and (hit.key not in picks or track.score() > picks[hit.key][0].score()):
-                    picks[hit.key] = (track, hit)
-        tracks = [track for track, _ in picks.values()]
-        if not tracks:
-            return
-        mark, rank = tracks[0].mark_of(row), _RANK.search(line.decode())
-        if mark.order > 2 or row.validation or row.micro or any(t.offset or t.mark.name != mark.name for t in tracks) or (rank and rank.end() > mark.start):
-            return
-        shortcut, got = self._shortcut, self._shortcut and self._shortcut.read(line)
-        expected = (mark.value, [hit.number.encode() for _, hit in picks.values()])
-        if not got or got[1:] != expected or shortcut.tracks != tracks:
-            self._shortcut = _Shortcut(line, row, list(picks.values()))
-            return
-        shortcut.shapes[got[0]] = row.rank is None or row.rank == tracks[0].rank
-        shortcut.confirmed += 1
-        if shortcut.confirmed == TRUSTED:
-            for _, hit in picks.values():
-                hit.key.literal = hit.spelling.encode()
-
-    def _quick(self, line: bytes) -> bool:
-        """Read a line by the shortcut; `False` if it has to be read in full."""
-        shortcut = self._shortcut
-        got = shortcut.read(line) if shortcut.confirmed >= TRUSTED else None
-        wanted = shortcut.shapes.get(got[0]) if got else None
-        if wanted is None or wanted is False:
-            return wanted is False
-        _, step, numbers = got
-        first = shortcut.tracks[0]
-        if step == first.last and float(numbers[0]) == first.values[step]:
-            return True
-        if any(step <= track.last for track in shortcut.tracks):
-            return False
-        for track, number in zip(shortcut.tracks, numbers):
-            track.append(step, float(number), _last_digit(number, b"e", b"."))
-        return True
-
     def _count_fields(self, data: bytes) -> None:
         for match in _FIELD.finditer(_decode(data)):
             if match[1] in self._fields or len(self._fields) < 500:
                 self._fields[match[1]] = self._fields.get(match[1], 0) + 1
 
 
-def _line_mark(line: bytes) -> _Mark | None:
-    """The step that a line without values names."""
-    text = _decode(line)
-    marks = [] if _VALIDATION.search(text) else [mark for mark in find_steps(text) if mark.order < 5]
-    return min(marks, key=lambda mark: (mark.order, -mark.start), default=None)
+def _continues(line: bytes, following: bytes, width: int) -> bool:
+    """Whether `line` is as wide as the terminal and `following` does not begin like a line of its own."""
+    return len(_decode(line)) == width >= 40 and line[:4].translate(_MASK) != following[:4].translate(_MASK)
 
 
 def score_log(data: bytes, keywords: list[str | None]) -> int:
@@ -2253,7 +2249,7 @@ class Comparison:
     """Both logs against each other: one `MetricDiff` per metric, what could not be compared, and what to say about it."""
 
     diffs: dict[str, MetricDiff]
-    unmatched_steps: dict[str, dict[str, list[int]]]
+    unmatched_steps: dict[str, dict[str, dict]]  # metric -> side -> count and first steps that only this side has
     agrees: bool
     sentences: list[str]
 
@@ -2332,12 +2328,13 @@ def compare_metrics(baseline: Metrics, test: Metrics, tolerance: float, mode: st
             sentences.append(f"{title}: 两侧没有共同的步 (baseline {_span(a)}, test {_span(b)}), 不参与判断")
             continue
         diffs[name] = diff = _diff_series(a, b, steps, tolerance, mode)
-        unmatched[name] = {"baseline": sorted(a.values.keys() - b.values.keys()), "test": sorted(b.values.keys() - a.values.keys())}
-        if any(unmatched[name].values()):
+        alone = {"baseline": sorted(a.values.keys() - b.values.keys()), "test": sorted(b.values.keys() - a.values.keys())}
+        unmatched[name] = {side: {"count": len(only), "first": only[:20]} for side, only in alone.items()}
+        if any(alone.values()):
             sentences.append(f"{title}: 两侧的步不同 (baseline {_span(a)}, test {_span(b)}), 只比较共同的 {len(steps)} 步")
         if diff.shape:
             sentences.append(f"{title}: " + SHAPE_TEXT[diff.shape].format(step=diff.first_step_over_tolerance, index=diff.first_bad_index))
-            sentences += [f"{title}: {text}" for text in _logging_suspicions(a, b, steps, tolerance)]
+            sentences += [f"{title}: {text}" for text in _logging_suspicions(a, b, steps)]
     agrees = all(diff.first_bad_index is None for diff in diffs.values())
     comparison = Comparison(diffs, unmatched, agrees, sentences)
     if not agrees:
@@ -2351,40 +2348,31 @@ def _span(series: Series) -> str:
     return f"step {steps[0]}-{steps[-1]} 共 {len(steps)} 步" + (f" 每 {gaps[len(gaps) // 2]} 步" if gaps and gaps[len(gaps) // 2] > 1 else "")
 
 
-def _logging_suspicions(a: Series, b: Series, steps: list[int], tolerance: float) -> Iterator[str]:
+def _logging_suspicions(a: Series, b: Series, steps: list[int]) -> Iterator[str]:
     """Differences that may lie in the printing alone: a factor, another numbering, a mean over steps."""
-    def near(x: float, y: float) -> bool:
-        return _difference(x, y) <= tolerance * max(1.0, abs(x)) * 0.5 + 1e-3 * abs(x) * 0.1
+    worst = max((d for s in steps if math.isfinite(d := abs(a.values[s] - b.values[s]))), default=0.0)
 
-    ratios = [b.values[s] / a.values[s] for s in steps if a.values[s] and math.isfinite(a.values[s]) and math.isfinite(b.values[s])]
-    if len(ratios) >= 3 and max(ratios) - min(ratios) <= 2e-3 * abs(_mean(ratios)) and abs(_mean(ratios) - 1) > 5e-3:
-        yield f"test 与 baseline 之比恒为 {_mean(ratios):.4g}, 疑似只是打印口径不同 (例如差了卡数、micro-batch 数或梯度累积数的倍数)"
+    def explains(pairs: list[tuple[float, float]]) -> bool:
+        return len(pairs) >= 3 and all(abs(x - y) <= 0.1 * worst for x, y in pairs)
+
+    ratios = sorted(b.values[s] / a.values[s] for s in steps if a.values[s] and math.isfinite(a.values[s]))
+    ratio = ratios[len(ratios) // 2] if ratios else 1.0
+    if abs(ratio - 1) > 5e-3 and explains([(a.values[s] * ratio, b.values[s]) for s in steps]):
+        yield f"test 与 baseline 之比恒为 {ratio:.4g}, 疑似只是打印口径不同 (例如差了卡数、micro-batch 数或梯度累积数的倍数)"
     for shift in (-1, 1):
-        pairs = [(a.values[s], b.values[s + shift]) for s in a.values if s + shift in b.values]
-        if len(pairs) >= 3 and all(near(x, y) for x, y in pairs):
+        if explains([(a.values[s], b.values[s + shift]) for s in a.values if s + shift in b.values]):
             yield f"test 的 step n{shift:+d} 与 baseline 的 step n 数值相同, 疑似只是步的编号差 1"
     for name, fine, coarse in (("test", a, b), ("baseline", b, a)):
-        text = _mean_over_steps(fine, coarse, near)
-        if text:
-            yield f"{name} 的数值等于另一侧{text}, 疑似只是打印口径不同"
-
-
-def _mean_over_steps(fine: Series, coarse: Series, near) -> str:
-    """How the values of `coarse` are means of those of `fine`, "" if they are not."""
-    steps, total, sums = sorted(fine.values), 0.0, {}
-    for count, step in enumerate(steps, 1):
-        total += fine.values[step]
-        sums[step] = (total, count)
-    common = [step for step in sorted(coarse.values) if step in sums]
-    if len(common) < 3 or not math.isfinite(total):
-        return ""
-    if all(near(coarse.values[s], sums[s][0] / sums[s][1]) for s in common):
-        return "从开头到该步的平均"
-    windows = list(zip(common, common[1:]))
-    counts = [sums[after][1] - sums[before][1] for before, after in windows]
-    if min(counts) > 1 and all(near(coarse.values[s], (sums[s][0] - sums[r][0]) / n) for (r, s), n in zip(windows, counts)):
-        return f"最近 {max(counts)} 步的平均"
-    return ""
+        sums, total = {}, 0.0
+        for count, step in enumerate(sorted(fine.values), 1):
+            total += fine.values[step]
+            sums[step] = (total, count)
+        common = [step for step in sorted(coarse.values) if step in sums]
+        if explains([(coarse.values[s], sums[s][0] / sums[s][1]) for s in common]):
+            yield f"{name} 的数值等于另一侧从开头到该步的平均, 疑似只是打印口径不同"
+        spans = [(s, sums[s][0] - sums[r][0], sums[s][1] - sums[r][1]) for r, s in zip(common, common[1:])]
+        if all(count > 1 for *_, count in spans) and explains([(coarse.values[s], part / count) for s, part, count in spans]):
+            yield f"{name} 的数值等于另一侧最近 {spans[0][2]} 步的平均, 疑似只是打印口径不同"
 
 
 def phase_from_curves(comparison: Comparison) -> Phase:
@@ -2527,7 +2515,8 @@ def find_dump(host: Host, data_dir: str, rank: int, step: int | None = None) -> 
     found = [item for item in _dumps_in(host, data_dir) if step is None or item[1] in (step, None)]
     at = min((item[1] for item in found if item[1] is not None), default=None)
     here = [item for item in found if item[1] == at]
-    wanted = [path for path, _, number in here if number == rank] or [path for path, _, number in here if number is None and rank == 0]
+    lone = [path for path, _, number in here if number is None and rank == 0]
+    wanted = [path for path, _, number in here if number == rank] or lone
     if len(wanted) > 1:
         wanted.sort(key=lambda path: getattr(host.stat(path), "mtime_ns", 0))
         terminal.warn(f"{data_dir} 中有 {len(wanted)} 份同一步的 dump（多次运行留下的），使用最新的 {wanted[-1]}")
@@ -2582,10 +2571,10 @@ def parse_stack(frames: Iterable[str]) -> list[Frame]:
 
 
 def check_pair(baseline: Dump, test: Dump) -> None:
-    """Refuse two dumps that `msprobe compare` refuses; warn where they are not of one kind or version."""
+    """Warn where two dumps are not of one kind or version: msprobe may refuse them, their statistics compare all the same."""
     if baseline.is_md5 != test.is_md5 or baseline.task != test.task:
         kinds = [f"{dump.task}{'（md5）' if dump.is_md5 else ''}" for dump in (baseline, test)]
-        raise MsprobeError(f"两侧 dump 的内容不同: baseline 是 {kinds[0]}，test 是 {kinds[1]}", "请用相同的 config.json 重新 dump")
+        terminal.warn(f"两侧 dump 的内容不同: baseline 是 {kinds[0]}，test 是 {kinds[1]}，msprobe 会拒绝比较；最好用相同的设置重新 dump")
     old = [any("is_recompute" in entry for entry in dump.apis.values()) for dump in (baseline, test)]
     if baseline.level != test.level or old[0] != old[1]:
         terminal.warn("两侧 dump 的 level 不同，或由不同版本的 msprobe 写出: 记录的 API 不完全相同，只比较双方都有的部分")
@@ -2687,8 +2676,8 @@ def _make_folder(host: Host, path: str) -> None:
 
 def _private_folder(host: Host) -> str:
     """A new folder of our own (0700) whose path msprobe accepts."""
-    for options in (["-t"], ["-p", "/var/tmp"]):  # the first follows TMPDIR, which may have blanks
-        made = host.run(["mktemp", "-d", *options, "precision_comparer_XXXXXXXX"])
+    for env in ({}, {"TMPDIR": ""}):  # the user's TMPDIR may have blanks
+        made = host.run(["mktemp", "-d", "-t", "precision_comparer_" + 8 * "X"], env=env)
         path = made.out.rstrip("\n")
         if made.code == 0 and CLEAN_PATH.fullmatch(path):
             return path
@@ -2907,7 +2896,7 @@ def shifted_counts(baseline: Dump, test: Dump) -> dict[str, tuple[int, int]]:
     theirs, ours = (collections.Counter(_called(api) for api in dump.apis if not is_backward(api)) for dump in (baseline, test))
     shifted = {what: (theirs[what], count) for what, count in ours.items() if theirs[what] not in (0, count)}
     if shifted:
-        some = "，".join(f"{what}（baseline {counts[0]} 次，test {counts[1]} 次）" for what, counts in list(shifted.items())[:5])
+        some = "，".join(f"{what}（baseline {left} 次，test {right} 次）" for what, (left, right) in list(shifted.items())[:5])
         terminal.warn(f"{len(shifted)} 种 API 的调用次数两侧不同: {some}。从多出的一次起，msprobe 按编号的配对会错位")
     return shifted
 
@@ -2918,20 +2907,21 @@ def pair_calls(baseline: Dump, test: Dump) -> dict[str, str]:
     By name and number, as msprobe does it; but what is called another number of times is found by its place: after which
     of the other calls it comes, and as which of its kind.  A backward call follows its forward twin.
     """
-    shifted = set(shifted_counts(baseline, test))
-    partners = {place: api for api, place in _places(baseline, shifted).items()}
-    return {api: partners[place] for api, place in _places(test, shifted).items() if place in partners}
+    shifted = shifted_counts(baseline, test)
+    partners = {place: api for api, place in _places(baseline, test, shifted).items()}
+    return {api: partners[place] for api, place in _places(test, baseline, shifted).items() if place in partners}
 
 
-def _places(dump: Dump, shifted: set[str]) -> dict[str, tuple]:
-    """Where each call stands, in words that both sides share."""
+def _places(dump: Dump, other: Dump, shifted: Iterable[str]) -> dict[str, tuple]:
+    """Where each call of `dump` stands, in words that both sides share."""
     places: dict[str, tuple] = {}
     after, nth = "", collections.Counter()
     for api in dump.apis:
         what = _called(forward_of(api))
         if what not in shifted:
             places[api] = (re.sub(r"(parameters_grad)\.0$", r"\1", api),)  # numbered since 26.0
-            after, nth = (after, nth) if is_backward(api) else (api, collections.Counter())
+            if api in other.apis and not is_backward(api):
+                after, nth = api, collections.Counter()
         elif is_backward(api):
             places[api] = ("backward", *places.get(forward_of(api), (api,)))
         else:
@@ -3072,25 +3062,29 @@ def first_mismatch(
 
     A weak difference counts only if there is no other.  The dumps, where given, supply the stacks.
     """
-    ordered = sorted(rows, key=lambda row: ".parameters_grad" in row.npu_name)  # up to 8.3 they stand before their time
-    last_backward = max((at for at, row in enumerate(ordered) if is_backward(row.npu_name)), default=len(ordered))
-    parts = {"backward": lambda at, row: is_backward(row.npu_name), "optimizer": lambda at, row: at > last_backward}
-    in_part = parts.get(str(getattr(phase, "value", phase)), lambda at, row: True)
+    last = max((at for at, row in enumerate(rows) if ".backward" in row.npu_name), default=len(rows))
+    # The gradients of parameters stand before their time up to 8.3: they are known when the backward pass is done.
+    order = sorted(range(len(rows)), key=lambda at: last + 0.5 if ".parameters_grad" in rows[at].npu_name else at)
+    phase = str(getattr(phase, "value", phase))
     carried, hits = 0.0, []
-    for at, row in enumerate(ordered):
+    for place, (at, row) in enumerate((at, rows[at]) for at in order):
         diff = row_difference(row, carried)
+        backward = is_backward(row.npu_name)
         if diff.value > threshold:
-            hits.append((diff.weak, not in_part(at, row), at, row, diff))
+            elsewhere = {"backward": not backward, "optimizer": backward or at < last}.get(phase, False)
+            hits.append((diff.weak, elsewhere, place, row, diff))
         carried = max(carried, _rounding_of(row.npu), _rounding_of(row.bench))
     if not hits:
         return None
     _, _, first, row, diff = min(hits, key=lambda hit: hit[:3])
-    weak = [f"此前 {earlier.npu_name} 有不能单独作准的差异: {why.reason}" for is_weak, _, at, earlier, why in hits if is_weak and at < first][:1]
-    alone = list(dict.fromkeys(api_of(row.npu_name) for row in ordered if row.bench is None))
-    notes = weak + [f"test 的 {len(alone)} 个调用在 baseline 中没有对应，首个是 {name}" for name in alone[:1]]
-    ours, theirs = stacks_of(row, test, baseline)
-    backward = is_backward(row.npu_name)
-    return Mismatch(row.number, row.npu_name, row.bench_name, diff.reason, backward, ours, theirs, diff.value, tuple(notes))
+    weak = [(earlier.npu_name, why.reason) for is_weak, _, place, earlier, why in hits if is_weak and place < first]
+    alone = list(dict.fromkeys(api_of(one.npu_name) for one in rows if one.bench is None))
+    notes = [f"此前 {name} 有不能单独作准的差异: {reason}" for name, reason in weak[:1]]
+    notes += [f"test 的 {len(alone)} 个调用在 baseline 中没有对应，首个是 {name}" for name in alone[:1]]
+    stacks = stacks_of(row, test, baseline)
+    return Mismatch(
+        row.number, row.npu_name, row.bench_name, diff.reason, is_backward(row.npu_name), *stacks, diff.value, tuple(notes)
+    )
 
 
 def stacks_of(row: Row, test: Dump | None, baseline: Dump | None) -> tuple[list[Frame], list[Frame]]:
@@ -3352,6 +3346,12 @@ def _is_inert(node: ast.stmt) -> bool:
     return type(node).__name__ in ("TryStar", "TypeAlias") or (isinstance(node, ast.AnnAssign) and node.value is None)
 
 
+def yielded(node: ast.stmt) -> ast.expr | None:
+    """The value that a statement `yield value` or `x = yield value` hands out."""
+    value = getattr(node, "value", None) if isinstance(node, (ast.Expr, ast.Assign)) else None
+    return value.value if isinstance(value, ast.Yield) else None
+
+
 def header_expression(node: ast.stmt) -> ast.expr:
     """The expression in the header of a compound statement that a print can wrap."""
     if isinstance(node, (ast.If, ast.While)):
@@ -3379,7 +3379,11 @@ def _statement(func: Func, node: ast.stmt, bound: set[str]) -> Stmt:
 
 def value_paths(node: ast.AST, certain: bool = True) -> Iterator[tuple[ValuePath, bool]]:
     """Values that an expression or simple statement reads, and whether it reads them whenever it is executed."""
-    if isinstance(node, (ast.Lambda, ast.JoinedStr) + FunctionNode):
+    if isinstance(node, (ast.JoinedStr,) + FunctionNode):
+        return
+    if isinstance(node, ast.Lambda):
+        own = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        yield from ((path, False) for path, _ in value_paths(node.body, False) if path.root not in own)
         return
     if isinstance(node, ast.Call):
         yield from _callee_paths(node.func, certain)
@@ -3389,6 +3393,10 @@ def value_paths(node: ast.AST, certain: bool = True) -> Iterator[tuple[ValuePath
         yield from _chain_paths(node, certain)
     elif isinstance(node, ComprehensionNode):
         yield from value_paths(node.generators[0].iter, certain)
+        own = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        inner = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        inner += [g.iter for g in node.generators[1:]] + [test for g in node.generators for test in g.ifs]
+        yield from ((path, False) for child in inner for path, _ in value_paths(child, False) if path.root not in own)
     else:
         for position, child in enumerate(_evaluated(node)):
             sure = certain and not (position and isinstance(node, (ast.IfExp, ast.BoolOp))) and not (position > 1 and isinstance(node, ast.Compare))
@@ -3539,6 +3547,7 @@ def _shape_text(func: Func, node: ast.stmt) -> str:
 BACKWARD_CALL = re.compile(r"\.backward\(|autograd\.grad\(|\bgrad\(")
 UPDATE_CALL = re.compile(r"(?P<owner>[\w.\]\[]+)\.step\(")
 NOT_AN_OPTIMIZER = re.compile(r"sched|lr|warm|prof|debug|timer|progress|bar\b|env\b|pbar", re.I)
+GRADIENT_CALL = re.compile(r"\b\w*(clip_?grad|grad_?norm|unscale|finalize|reduce_grad|sync_grad|scale_grad|average_grad|all_?reduce|zero_grad)\w*\(", re.I)
 COLLECTIVE_CALL = re.compile(r"\b(all_reduce|reduce_scatter\w*|all_gather\w*|broadcast\w*|all_to_all\w*|reduce|scatter|gather_object)\(")
 RANDOM_CALL = re.compile(r"\b(rand\w*|normal_?|uniform_?|bernoulli_?|dropout|shuffle|choice|sample|multinomial|manual_seed|seed|trunc_normal_|\w+_init_?|init\.\w+)\(")
 
@@ -3550,6 +3559,8 @@ def _roles(node: ast.stmt, text: str) -> frozenset[str]:
     update = UPDATE_CALL.search(text)
     if update and not NOT_AN_OPTIMIZER.search(update.group("owner")):
         roles.add("update")
+    if not isinstance(node, HeaderNode) and GRADIENT_CALL.search(text):
+        roles.add("grads")
     if COLLECTIVE_CALL.search(text):
         roles.add("collective")
     if RANDOM_CALL.search(text):
@@ -3734,6 +3745,8 @@ def after_paths(stmt: Stmt) -> list[ValuePath]:
     """What is looked at behind a statement: what it assigned, then what it read, to see changes in place."""
     if isinstance(stmt.node, ast.Delete):
         return []
+    if yielded(stmt.node) is not None:  # much may happen to what was read before the function goes on
+        return stmt.writes
     return stmt.writes + [p for p in stmt.reads if p not in stmt.writes and p.root not in stmt.func.volatile]
 
 
@@ -3769,6 +3782,9 @@ def _statement_edits(site: Site, tag: str) -> list[Edit]:
     edits = []
     if stmt.reads or isinstance(node, (ast.Return, ast.Raise)):
         edits.append(Edit(node.lineno, node.col_offset, 3, _call(tag, "i", site, before) + "; "))
+    if yielded(node) is not None:
+        value = yielded(node)
+        edits += [Edit(value.lineno, value.col_offset, 6, f"{tag}_y({site.id}, ("), Edit(value.end_lineno, value.end_col_offset, -6, "))")]
     if isinstance(node, ast.Return) and node.value is not None:
         edits += [Edit(node.lineno, node.col_offset + 6, 0, f" {tag}_r({site.id}, ("), Edit(node.end_lineno, node.end_col_offset, 0, "))")]
     elif not isinstance(node, (ast.Return, ast.Raise, ast.Delete)) and (stmt.reads or stmt.writes):
@@ -3825,7 +3841,7 @@ class _Strip(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return node.args[1] if self._probe(node) in ("_h", "_r") else node
+        return node.args[1] if self._probe(node) in ("_h", "_r", "_y") else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -3857,10 +3873,10 @@ try:
         {tag}k = {tag}u.spec_from_file_location('{tag}', {tag}p.path.join({tag}p.path.dirname({tag}p.path.abspath(__file__)), {runtime!r}))
         {tag}s.modules['{tag}'] = {tag}u.module_from_spec({tag}k)
         {tag}k.loader.exec_module({tag}s.modules['{tag}'])
-    {tag}_i, {tag}_o, {tag}_t, {tag}_e, {tag}_h, {tag}_r = {tag}s.modules['{tag}'].probes
+    {tag}_i, {tag}_o, {tag}_t, {tag}_e, {tag}_h, {tag}_r, {tag}_y = {tag}s.modules['{tag}'].probes
 except Exception:
     {tag}_i = {tag}_o = {tag}_t = {tag}_e = lambda *a: None
-    {tag}_h = {tag}_r = lambda site, value, *a: value
+    {tag}_h = {tag}_r = {tag}_y = lambda site, value, *a: value
 """
 
 
@@ -4059,6 +4075,8 @@ class ProbeRuntime:
             values = self.values_before(before, roots, frame, site)
             if kind == "h" and (value is None or isinstance(value, (bool, int, float, str))):
                 values.append(("=", value, self.summary(value, 0)))
+        elif kind == "y":
+            values = [("yield", value, self.summary(value, 0))]
         elif kind == "r":
             values = [("return", value, self.summary(value, 0))]
             self.pending.pop((id(frame), site), None)
@@ -4066,10 +4084,10 @@ class ProbeRuntime:
         else:
             values = self.values_after(after, before, roots, frame, site)
         number = self.emit(kind, site, invocation, parent, [(name, text) for name, _, text in values if text is not None])
-        if kind in "oret" and self.settings["grads"]:
+        if kind in "oryet" and self.settings["grads"]:
             for name, item, _ in values:
                 self.watch_gradient(item, name, number, site, invocation, parent)
-        if kind == "o" and "backward" in roles:
+        if kind in "or" and ("backward" in roles or "grads" in roles):
             self.emit_state("grads", invocation, parent)
         if kind == "o" and "update" in roles:
             self.emit_state("params", invocation, parent)
@@ -4104,6 +4122,8 @@ class ProbeRuntime:
             summary = self.summary(item, 0)
             if is_written or old != summary:
                 values.append((text, item, summary))
+            if is_written and self.is_weight(item):  # one of the weights that were read (tied), or another object?
+                values.append(("&" + text, None, sum(s[0] == id(item) for s, _ in kept.values() if s and isinstance(s[0], int))))
         return values
 
     def resolve(self, text, position, steps, roots, frame):
@@ -4349,6 +4369,11 @@ class ProbeRuntime:
 
     # ---- summaries -------------------------------------------------------------------------------------------------
 
+    def is_weight(self, item):
+        """Whether an object is a parameter of a model."""
+        torch = sys.modules.get("torch")
+        return torch is not None and hasattr(torch, "nn") and isinstance(item, torch.nn.Parameter)
+
     def base(self, torch):
         """The class whose methods nobody wraps."""
         return getattr(torch._C, "TensorBase", None) or torch._C._TensorBase
@@ -4380,12 +4405,17 @@ class ProbeRuntime:
         if torch is not None and hasattr(torch, "Generator"):
             if isinstance(item, self.base(torch)):
                 return self.tensor_summary(torch, item)
-            if isinstance(item, torch.Generator):
+            if isinstance(item, torch.Generator) and item.device.type == "cpu":
                 return ["g", "%08x" % zlib.crc32(self.base(torch).numpy(item.get_state()).tobytes())]
             if isinstance(item, (torch.dtype, torch.device)):
                 return ["d", str(item)]
             if hasattr(torch, "nn") and isinstance(item, torch.nn.Module):
                 return self.module_summary(item, depth)
+        if isinstance(item, random.Random):
+            return ["g", "%08x" % (hash(item.getstate()[1]) & 0xFFFFFFFF)]
+        if numpy is not None and hasattr(numpy, "random") and isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
+            state = item.bit_generator.state if hasattr(item, "bit_generator") else item.get_state()
+            return ["g", "%08x" % zlib.crc32(repr(state).encode())]
         if numpy is not None and isinstance(item, numpy.ndarray):
             return self.array_summary(numpy, item)
         if numpy is not None and isinstance(item, numpy.generic):
@@ -4403,7 +4433,7 @@ class ProbeRuntime:
             return value
         digest = "%08x" % zlib.crc32(text.encode())
         if digest in self.known or len(text) > 2600:
-            return ["#", digest]
+            return ["#", digest, value[0], value[1]]
         self.known.add(digest)
         return ["=", digest, value]
 
@@ -4444,7 +4474,7 @@ class ProbeRuntime:
         home = sys.modules.get(type(module).__module__)
         if hasattr(home, self.settings["tag"] + "_i") or depth:
             return ["M", type(module).__name__]
-        tensors = self.tensors_of(module, "", 12, True)
+        tensors = self.tensors_of(module, "", 8, True)
         plain = [[k, v] for k, v in sorted(module.__dict__.items()) if k != "training" and not k.startswith("_") and isinstance(v, (bool, int, float, str))]
         return self.shared(["w", type(module).__name__, [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
 
@@ -4567,17 +4597,19 @@ def _header(site, value, *roots):
     return value
 
 
-def _return(site, value):
-    if not _is_compiling() and not _runtime.is_off:
-        _runtime.guarded("r", site, (), sys._getframe(1), value)
-    return value
+def _value(kind):
+    def probe(site, value):
+        if not _is_compiling() and not _runtime.is_off:
+            _runtime.guarded(kind, site, (), sys._getframe(1), value)
+        return value
+    return probe
 
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(_folder, "sites.json"), encoding="utf-8") as _file:
     _table = json.load(_file)
 _runtime = ProbeRuntime(_table["settings"], {int(k): v for k, v in _table["sites"].items()})
-probes = tuple(_make(kind) for kind in "iote") + (_header, _return)
+probes = tuple(_make(kind) for kind in "iote") + (_header, _value("r"), _value("y"))
 """
 
 
@@ -4824,7 +4856,7 @@ def parse_records(lines: Iterable[bytes], tag: str) -> Records:
 
 
 def _expand_references(records: list[Record]) -> None:
-    """Put the full summary in the place of `["#", digest]`, and of `["=", digest, summary]`."""
+    """Put the full summary in the place of `["#", digest, kind]`, and of `["=", digest, summary]`."""
     known: dict[str, Any] = {}
 
     def expand(value: Any) -> Any:
@@ -4832,7 +4864,7 @@ def _expand_references(records: list[Record]) -> None:
             if value[0] == "=" and len(value) == 3:
                 known[value[1]] = expand(value[2])
                 return known[value[1]]
-            if value[0] == "#" and len(value) == 2:
+            if value[0] == "#":
                 return known.get(value[1], value)
             if value[0] != "T":
                 return [expand(item) for item in value]
@@ -4859,6 +4891,7 @@ class Exec:
     children: list["Call"] = field(default_factory=list)
     number: int = 0
     pid: int = 0
+    during: "Exec | None" = None  # of a look at the state: the statement that was being executed
     is_closed: bool = False
 
 
@@ -4936,7 +4969,7 @@ def _adopt(made_by: Exec, call: Call) -> None:
 def _add_record(call: Call, record: Record, site: Site | None) -> None:
     kind, place = record.kind, record.place
     if kind in STATE_KINDS:
-        call.execs.append(Exec("state", kind, None, call, place, record.step, outs=record.values, random_before=record.random, random_after=record.random, number=record.number, pid=record.pid, is_closed=True))
+        call.execs.append(Exec("state", kind, None, call, place, record.step, outs=record.values, random_before=record.random, random_after=record.random, number=record.number, pid=record.pid, during=call.open, is_closed=True))
         return
     if call.func is None:
         call.func = site.func
@@ -4944,6 +4977,11 @@ def _add_record(call: Call, record: Record, site: Site | None) -> None:
         _flush_orphans(call)
         call.open = Exec("stmt", None, site, call, place, record.step, record.values, random_before=record.random, number=record.number, pid=record.pid)
         call.execs.append(call.open)
+        return
+    if kind == "y":
+        handed = Exec("stmt", "yield", site, call, place, record.step, dict(call.open.ins) if call.open else {}, record.values,
+                      call.open.random_before if call.open else (), record.random, number=record.number, pid=record.pid, is_closed=True)
+        call.execs.append(handed)
         return
     is_end = kind in "or" and call.open is not None and call.open.site is site
     if is_end:
@@ -5093,6 +5131,8 @@ def _pair_similar(code: CodeMap, old: list[Stmt], new: list[Stmt]) -> None:
 def _likeness(a: Stmt, b: Stmt) -> float:
     if type(a.node) is not type(b.node) and not (a.writes and [str(w) for w in a.writes] == [str(w) for w in b.writes]):
         return 0.0
+    if isinstance(a.node, ast.Return) and isinstance(b.node, ast.Return):
+        return 0.5 + 0.5 * difflib.SequenceMatcher(None, a.text, b.text, autojunk=False).ratio()
     same_target = 0.3 if a.writes and [str(w) for w in a.writes] == [str(w) for w in b.writes] else 0.0
     return min(1.0, 0.8 * difflib.SequenceMatcher(None, a.text, b.text, autojunk=False).ratio() + same_target)
 
@@ -5136,7 +5176,8 @@ def delta(baseline: Any, test: Any) -> Delta:
         return Delta(abs(_plain_number(baseline[3]) - _plain_number(test[3])) / scale, eps=1.2e-7) if is_float and baseline[1] == test[1] else Delta(math.inf, "数列不同")
     if kinds[0] in ("l", "m", "o", "P", "w"):
         return _container_delta(baseline, test)
-    return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=True)
+    is_strong = kinds[0] == "n" or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:] != test[2:]))
+    return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=not is_strong)
 
 
 def _plain_number(value: Any) -> float | None:
@@ -5236,9 +5277,6 @@ class Pair:
 
 def align(baseline: Trace, test: Trace, code: CodeMap) -> list[Pair]:
     """Pair the executions of both runs; the result is in the order in which the test side finished them."""
-    for trace, is_test in ((baseline, False), (test, True)):
-        for root in trace.roots:
-            _label_call(root, code, is_test)
     pairs: list[Pair] = []
     _align_calls(baseline.roots, test.roots, None, code, pairs)
     last = 0
@@ -5255,23 +5293,17 @@ def _call_label(call: Call, code: CodeMap, is_test: bool) -> Any:
     return id(twin)
 
 
-def _label_call(call: Call, code: CodeMap, is_test: bool) -> None:
-    """Give every execution the identity of its baseline statement, so that equal labels mean the same statement."""
-    stack = [call]
-    while stack:
-        current = stack.pop()
-        for done in current.execs:
-            if done.kind in ("stmt", "target"):
-                stmt = done.site.stmt
-                twin = code.stmts.get(id(stmt), stmt) if is_test else stmt
-                done.label = (done.kind, id(twin))
-            elif done.kind == "entry":
-                done.label = ("entry", _call_label(current, code, is_test))
-            stack.extend(done.children)
+def _exec_label(done: Exec, code: CodeMap, is_test: bool) -> Any:
+    """The identity of the baseline's statement, so that equal labels mean the same statement."""
+    if done.kind in ("stmt", "target"):
+        stmt = done.site.stmt
+        return done.label or done.kind, id(code.stmts.get(id(stmt), stmt) if is_test else stmt)
+    return ("entry",) if done.kind == "entry" else (done.kind, done.label)
 
 
 def _align_calls(old: list[Call], new: list[Call], parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> None:
     """Pair calls of the same function in order; a call of a function that the other side has not is looked through."""
+    _pair_strangers(old, new, code)
     known_old = {_call_label(c, code, False) for c in old}
     known_new = {_call_label(c, code, True) for c in new}
     old = _look_through(old, known_new, code, False)
@@ -5282,6 +5314,16 @@ def _align_calls(old: list[Call], new: list[Call], parent: Pair | None, code: Co
             _add_lone_call(old[a] if b is None else new[b], b is not None, parent, pairs)
         else:
             _align_execs(old[a].execs, new[b].execs, parent, code, pairs)
+
+
+def _pair_strangers(old: list[Call], new: list[Call], code: CodeMap) -> None:
+    """Two functions without a namesake that are called at the same place are the same function (renamed, moved, rewritten)."""
+    ours = {id(c.func): c.func for c in new if c.func and not c.func.is_module and id(c.func) not in code.funcs}
+    theirs = {id(c.func): c.func for c in old if c.func and not c.func.is_module and id(c.func) not in code.func_back}
+    if len(ours) == len(theirs) == 1 and len(old) == len(new):
+        test, baseline = *ours.values(), *theirs.values()
+        _pair_functions(code, test, baseline)
+        _map_statements(code, baseline, test)
 
 
 def _look_through(calls: list[Call], known: set[Any], code: CodeMap, is_test: bool) -> list[Call]:
@@ -5324,7 +5366,7 @@ def _align_execs(old: list[Exec], new: list[Exec], parent: Pair | None, code: Co
     lone_old: list[Exec] = []
     lone_new: list[Exec] = []
     made: list[Pair] = []
-    for a, b in _matching([e.label for e in old], [e.label for e in new]):
+    for a, b in _matching([_exec_label(e, code, False) for e in old], [_exec_label(e, code, True) for e in new]):
         if a is not None and b is not None:
             _align_lone(lone_old, lone_new, made, parent, code, pairs)
             _add_pair(new[b], old[a], parent, code, pairs)
@@ -5391,6 +5433,10 @@ def _written_names(done: Exec) -> list[str]:
 
 def _name_map(new: Exec, old: Exec, code: CodeMap) -> dict[str, str]:
     """Test name -> baseline name of the values of two paired executions."""
+    if new.kind == "state":
+        ours, theirs = list(new.outs), list(old.outs)
+        same_names = len(set(ours) & set(theirs)) >= 0.5 * max(len(ours), 1)
+        return {} if same_names or len(ours) != len(theirs) else dict(zip(ours, theirs))
     if new.kind == "entry":
         theirs, ours = old.site.func.params, new.site.func.params
         return {n: (n if n in theirs else o) for n, o in zip(ours, theirs)} if len(ours) == len(theirs) else {}
@@ -5475,87 +5521,165 @@ JUMP = 30.0  # an output error this many times the largest input error is made h
 
 
 class Evidence:
-    """All pairs of both runs with the links between equal values; answers where a difference came from and what it did."""
+    """All pairs of both runs with the links between equal values; answers where a difference came from and what it did.
+
+    A difference is known by its two values: the same two values elsewhere are the same difference, handed on.
+    """
 
     def __init__(self, pairs: list[Pair], code: CodeMap, threshold: float):
         self.pairs, self.code, self.threshold = pairs, code, threshold
         self.makers: dict[Any, list[int]] = {}
-        self.test_makers: dict[Any, list[int]] = {}
-        self.baseline_makers: dict[Any, list[int]] = {}
+        self.lone_makers: dict[tuple[str, str], list[int]] = {}  # (side, value) of what only one side executed
+        self.handed_on: dict[tuple[str, str], int] = {}  # (side, value) of a difference: the first pair that put it out
         self.index = {id(pair): i for i, pair in enumerate(pairs)}
         for i, pair in enumerate(pairs):
             self._note_values(i, pair)
-        self.is_exact = self._is_exact_run()
         self.alive = self._alive_values()
 
-    # A difference is known by its two values: the same two values elsewhere are the same difference, handed on.
-    def key(self, pair: Pair, name: str, side: str) -> Any:
-        """Identity of a value pair, `side` being "ins" or "outs"."""
+    def keys(self, pair: Pair, side: str) -> set[Any]:
+        """Identities of all differences among the inputs or outputs of a pair, also of those inside containers."""
+        found: set[Any] = set()
+        for name, difference in getattr(pair, side).items():
+            if difference.error:
+                found.update(self.value_keys(pair, name, side))
+        return found
+
+    def value_keys(self, pair: Pair, name: str, side: str) -> Iterator[Any]:
+        """Identities of the difference in one value."""
         old, new = getattr(pair.baseline, side), getattr(pair.test, side)
         twin = pair.names.get(name, name)
-        return _frozen(old.get(twin, pair.baseline.ins.get(twin))), _frozen(new.get(name, pair.test.ins.get(name)))
+        yield from _differences(old.get(twin, pair.baseline.ins.get(twin)), new.get(name, pair.test.ins.get(name)))
 
     def _note_values(self, i: int, pair: Pair) -> None:
         if pair.test and pair.baseline:
-            for name, found in pair.outs.items():
-                if found.error:
-                    self.makers.setdefault(self.key(pair, name, "outs"), []).append(i)
-        for done, makers in ((pair.test, self.test_makers), (pair.baseline, self.baseline_makers)):
-            if done:
-                for value in done.outs.values():
-                    makers.setdefault(_frozen(value), []).append(i)
-
-    def _is_exact_run(self) -> bool:
-        """Whether both runs agree bit for bit as long as they agree at all (same machine, same kernels)."""
-        floats = [d.error for pair in self.pairs for d in pair.outs.values() if d.eps]
-        return not floats or sum(e == 0 for e in floats[: max(20, len(floats) // 5)]) >= 0.9 * len(floats[: max(20, len(floats) // 5)])
+            for key in self.keys(pair, "outs"):
+                self.makers.setdefault(key, []).append(i)
+                self.handed_on.setdefault(("baseline", key[0]), i)
+                self.handed_on.setdefault(("test", key[1]), i)
+            return
+        side = "test" if pair.test else "baseline"
+        for value in pair.either.outs.values():
+            for part in _parts(value):
+                self.lone_makers.setdefault((side, part), []).append(i)
 
     def matters(self, found: Delta) -> bool:
         """Whether a difference is more than rounding."""
         return found.error > max(ROUNDING_UNITS * found.eps if found.eps < 1e-3 else 2 * found.eps, EXACT)
 
-    def _alive_values(self) -> set[Any]:
-        """Differences that reach the loss that is propagated back, a gradient, or the training's state."""
-        alive: set[Any] = set()
-        last = self.pairs[int(len(self.pairs) * 0.97) :]
-        has_sink = any(p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles) for p in self.pairs if p.test and p.baseline)
-        late = {id(p) for p in last} if not has_sink else set()
+    def _alive_values(self) -> set[str]:
+        """Differing values of the test side that reach the loss that is propagated back, a gradient, or the training's state."""
+        alive: set[str] = set()
+        paired = [p for p in self.pairs if p.test and p.baseline]
+        sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles)}
+        sinks = sinks or {id(p) for p in paired[int(len(paired) * 0.97) :]}
         for pair in reversed(self.pairs):
-            if not (pair.test and pair.baseline):
+            if pair.test is None:
                 continue
-            is_sink = pair.either.kind == "state" or (pair.stmt is not None and "backward" in pair.stmt.roles) or id(pair) in late
-            outs = {self.key(pair, name, "outs") for name, d in pair.outs.items() if d.error}
+            if pair.baseline is None:  # only the test side did this: what it made of differing values goes on through it
+                if any(part in alive for value in pair.test.outs.values() for part in _parts(value)):
+                    alive.update(part for value in pair.test.ins.values() for part in _parts(value))
+                continue
+            outs = {new for _, new in self.keys(pair, "outs")}
+            is_sink = id(pair) in sinks
             if is_sink:
                 alive |= outs
             if is_sink or outs & alive:
-                alive |= {self.key(pair, name, "ins") for name, d in pair.ins.items() if d.error}
-                if pair.either.kind == "entry" and pair.parent and pair.parent.test and pair.parent.baseline:
-                    alive |= {self.key(pair.parent, name, "ins") for name, d in pair.parent.ins.items() if d.error}
+                alive |= {new for _, new in self.keys(pair, "ins")}
+                handed = [c for c in pair.children if c.test and c.baseline and c.stmt and isinstance(c.stmt.node, ast.Return)]
+                if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
+                    alive |= {new for _, new in self.keys(pair.parent, "ins")}
+                for child in handed:
+                    alive |= {new for _, new in self.keys(child, "outs")}
         return alive
 
     def is_alive(self, pair: Pair) -> bool:
         """Whether a difference made at `pair` goes on to do harm."""
-        return any(d.error and self.key(pair, name, "outs") in self.alive for name, d in pair.outs.items())
+        return any(new in self.alive for _, new in self.keys(pair, "outs"))
 
-    def inputs_of(self, pair: Pair) -> dict[str, Delta]:
-        """What went in: of a function's entry or a loop's target, what went into the statement that made it."""
-        if pair.either.kind == "entry" and pair.parent is not None:
-            return pair.parent.ins
+    def has_other_weights(self) -> bool:
+        """Whether the models of both sides have different numbers of weights (a tie was lost or made)."""
+        looks = [p for p in self.pairs if p.either.kind == "state" and p.test and p.baseline]
+        return any(len(p.test.outs) != len(p.baseline.outs) for p in looks)
+
+    def source_of(self, pair: Pair) -> Pair:
+        """The pair whose inputs went in: of a function's entry the calling statement, of a loop's target its header."""
+        if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
+            return pair.parent
         if pair.either.kind == "target":
             for other in reversed(self.pairs[: self.index[id(pair)]]):
-                if other.stmt is pair.stmt and other.either.kind == "stmt" and other.either.call is pair.either.call:
-                    return other.ins
-        return pair.ins
+                if other.stmt is pair.stmt and other.either.kind == "stmt" and other.either.call is pair.either.call and other.test and other.baseline:
+                    return other
+        return pair
 
-    def maker_before(self, makers: dict[Any, list[int]], key: Any, place: int) -> int | None:
-        """Index of the last pair before `place` that put out a value."""
-        found = makers.get(key, [])
-        position = bisect.bisect_left(found, place)
-        return found[position - 1] if position else None
+    def has_maker(self, source: Pair, name: str, before: int) -> bool:
+        """Whether a statement that was seen put out the difference in an input."""
+        return any(bisect.bisect_left(self.makers.get(key, []), before) for key in self.value_keys(source, name, "ins"))
+
+    def lone_maker(self, source: Pair, name: str, before: int) -> tuple[Pair | None, Pair | None] | None:
+        """The executions, of one side only, that put out what differs in an input: (test's, baseline's).
+
+        `None` when nothing of the kind was seen, or when they only handed on what differed before.
+        """
+        for old, new in self.value_keys(source, name, "ins"):
+            found = [self._lone_before(side, value, before) for side, value in (("test", new), ("baseline", old))]
+            if any(found):
+                sides = ("test", "baseline")
+                if any(pair and self._hands_on(pair, side, set()) for pair, side in zip(found, sides)):
+                    return None
+                return found[0], found[1]
+        return None
+
+    def _lone_before(self, side: str, value: str, before: int) -> Pair | None:
+        places = self.lone_makers.get((side, value), [])
+        position = bisect.bisect_left(places, before)
+        return self.pairs[places[position - 1]] if position else None
+
+    def _hands_on(self, pair: Pair, side: str, seen: set[int]) -> bool:
+        """Whether what only one side executed had inputs that already differed, directly or through others of its kind."""
+        index = self.index[id(pair)]
+        if index in seen:
+            return False
+        seen.add(index)
+        for value in pair.either.ins.values():
+            for part in _parts(value):
+                if self.handed_on.get((side, part), index) < index:
+                    return True
+                other = self._lone_before(side, part, index)
+                if other is not None and self._hands_on(other, side, seen):
+                    return True
+        return False
 
 
 def _frozen(value: Any) -> str:
     return json.dumps(value)
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """A value and the tensors inside it, as text."""
+    yield _frozen(value)
+    if isinstance(value, list) and value and value[0] in ("l", "m", "w", "o"):
+        for item in value[2] or []:
+            yield from _parts(item[1] if value[0] != "l" else item)
+
+
+def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
+    """The pairs of texts of two values, and of the parts of containers, that differ."""
+    if old == new:
+        return
+    yield _frozen(old), _frozen(new)
+    if not (isinstance(old, list) and isinstance(new, list) and old and new and old[0] == new[0]):
+        return
+    if old[0] == "l":
+        for x, y in zip(old[2] or [], new[2] or []):
+            yield from _differences(x, y)
+    elif old[0] in ("m", "o", "w"):
+        theirs = dict((k, v) for k, v in old[2] or [])
+        for key, value in new[2] or []:
+            if key in theirs:
+                yield from _differences(theirs[key], value)
+    elif old[0] == "P":
+        for x, y in zip(old[2], new[2]):
+            yield from _differences(["m", 0, x], ["m", 0, y])
 
 
 def judge(pairs: list[Pair], traces: dict[str, Trace], code: CodeMap, threshold: float) -> list[Candidate]:
@@ -5566,6 +5690,9 @@ def judge(pairs: list[Pair], traces: dict[str, Trace], code: CodeMap, threshold:
         candidate = _judge_pair(pair, evidence)
         if candidate is not None:
             found.append(candidate)
+    if evidence.has_other_weights():
+        found += [make_candidate(Outcome.ORIGIN, p, evidence, "只有一侧在这里换掉了一个权重对象", kind=Kind.PARAMETER) for p in pairs
+                  if (p.test is None or p.baseline is None) and any(name.startswith("&") for name in p.either.outs)]
     found += judge_gradients(pairs, traces, evidence)
     return _best_first(found)
 
@@ -5578,39 +5705,52 @@ def _best_first(found: list[Candidate]) -> list[Candidate]:
 
 
 def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
-    if not (pair.test and pair.baseline) or pair.either.kind in ("call",):
+    """Judge one execution: made here, handed on, or made by something that was not seen."""
+    if not (pair.test and pair.baseline) or pair.either.kind == "call" or not any(d.error for d in pair.outs.values()):
         return None
-    outs = {n: d for n, d in pair.outs.items() if d.error}
-    worst_out = max((d.error for d in outs.values() if not d.is_weak), default=0.0)
-    ins = evidence.inputs_of(pair)
-    worst_in = max((d.error for d in ins.values() if not d.is_weak and d.error), default=0.0)
-    if not outs or pair.either.kind == "state":
+    if pair.either.kind == "state":
+        return _judge_state(pair, evidence)
+    if _explained_inside(pair):
         return None
-    if _explained_inside(pair, evidence):
-        return None
-    strong = [d for d in outs.values() if not d.is_weak]
-    matters = any(evidence.matters(d) for d in strong)
+    source = evidence.source_of(pair)
+    strong = [d for d in pair.outs.values() if d.error and not d.is_weak]
+    worst_out = max((d.error for d in strong), default=0.0)
+    worst_in = max((d.error for d in source.ins.values() if not d.is_weak), default=0.0)
     floor = max((d.eps for d in strong), default=0.0)
     jumps = worst_out > JUMP * max(worst_in, 4 * floor if worst_in else 0.0)
-    random = _random_component(pair)
-    is_alive = evidence.is_alive(pair)
+    component = _random_component(pair)
     if worst_in and not jumps:
-        return _judge_receiver(pair, ins, evidence, is_alive, matters)
-    if random is not None and pair.test.random_before[random] != pair.baseline.random_before[random]:
-        return _judge_random(pair, random, evidence, is_alive)
-    return make_candidate(Outcome.ORIGIN, pair, evidence, is_alive, matters, "输入一致, 输出不一致")
+        return _judge_receiver(pair, source, evidence)
+    if component is not None and pair.test.random_before[component] != pair.baseline.random_before[component]:
+        return _judge_random(pair, component, evidence)
+    return make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
 
 
-def _explained_inside(pair: Pair, evidence: Evidence) -> bool:
+def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
+    """The state of the training differs where it agreed at the look before: what was executed in between did it."""
+    stmt = pair.either.during.site.stmt if pair.either.during is not None and pair.either.during.site else None
+    previous = {"s": "S", "g": "g", "S": "g", "p": "p"}[pair.either.label]
+    if stmt is not None and "backward" in stmt.roles:
+        return None
+    index = evidence.index[id(pair)]
+    for at in range(index - 1, -1, -1):
+        other = evidence.pairs[at]
+        if other.test and other.baseline and other.either.kind == "state" and other.either.label == previous:
+            is_gradient = pair.either.label in "gS"
+            if any(d.error for d in other.outs.values()) or (is_gradient and not any(d.error for name, d in pair.outs.items() if name.startswith(("grad", "m")))):
+                return None
+            lone = [p for p in evidence.pairs[at:index] if not (p.test and p.baseline) and p.stmt is not None and (not is_gradient or "grads" in p.stmt.roles)]
+            if is_gradient and (lone or pair.either.label == "S"):
+                return make_candidate(Outcome.ORIGIN, lone[0], evidence, "只有一侧在这里改变了梯度", kind=Kind.OPTIMIZER) if lone else None
+            return make_candidate(Outcome.ORIGIN, pair, evidence, "执行前训练状态一致, 执行后不一致", kind=Kind.OPTIMIZER)
+    return None
+
+
+def _explained_inside(pair: Pair) -> bool:
     """Whether a function called by the statement already put out the difference."""
-    for child in pair.children:
-        if child.test and child.baseline and child.either.site and child.stmt and isinstance(child.stmt.node, ast.Return):
-            if any(d.error and not d.is_weak for d in child.outs.values()):
-                return True
-    has_return = any(c.stmt and isinstance(c.stmt.node, ast.Return) for c in pair.children)
-    if has_return:
-        return False
-    return any(d.error and not d.is_weak for c in pair.children if c.either.kind != "entry" or c.outs for d in c.outs.values())
+    returns = [c for c in pair.children if c.stmt and isinstance(c.stmt.node, ast.Return) and c.test and c.baseline]
+    inner = returns or [c for c in pair.children if c.either.kind not in ("entry", "state")]
+    return any(d.error and not d.is_weak for c in inner for d in c.outs.values())
 
 
 def _random_component(pair: Pair) -> int | None:
@@ -5622,7 +5762,7 @@ def _random_component(pair: Pair) -> int | None:
     return None
 
 
-def _judge_random(pair: Pair, component: int, evidence: Evidence, is_alive: bool) -> Candidate:
+def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
     """The draw differs because the generator's state differed before: find where the states parted."""
     index = evidence.index[id(pair)]
     for other in reversed(evidence.pairs[:index]):
@@ -5634,11 +5774,11 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence, is_alive: bool
             break
         is_seed = any(d.error for d in other.ins.values()) and other.stmt is not None and "seed" in other.stmt.text
         if (before or is_seed) and not _random_inside(other, component):
-            return make_candidate(Outcome.ORIGIN, other, evidence, True, True, "随机数发生器的状态从这里开始不同", kind=Kind.RANDOM)
+            return make_candidate(Outcome.ORIGIN, other, evidence, "随机数发生器的状态从这里开始不同", kind=Kind.RANDOM)
     lone = _lone_draw(evidence.pairs[:index], component)
     if lone is not None:
-        return make_candidate(Outcome.ORIGIN, lone, evidence, True, True, "只有一侧在这里取了随机数", kind=Kind.RANDOM)
-    return make_candidate(Outcome.GAP, pair, evidence, is_alive, True, "取随机数之前, 发生器的状态已经不同", kind=Kind.RANDOM)
+        return make_candidate(Outcome.ORIGIN, lone, evidence, "只有一侧在这里取了随机数", kind=Kind.RANDOM)
+    return make_candidate(Outcome.GAP, pair, evidence, "取随机数之前, 发生器的状态已经不同", kind=Kind.RANDOM)
 
 
 def _random_inside(pair: Pair, component: int) -> bool:
@@ -5657,64 +5797,59 @@ def _lone_draw(pairs: list[Pair], component: int) -> Pair | None:
     return None
 
 
-def _judge_receiver(pair: Pair, ins: dict[str, Delta], evidence: Evidence, is_alive: bool, matters: bool) -> Candidate | None:
+def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate | None:
     """An input already differs: if a seen statement made it, that one is judged; else find out who may have."""
     index = evidence.index[id(pair)]
-    source = pair.parent if pair.either.kind == "entry" and pair.parent and ins is pair.parent.ins else pair
-    if not (source.test and source.baseline):
-        source = pair
-    for name, found in ins.items():
-        if not found.error or found.is_weak:
-            continue
-        if name not in source.test.ins:
-            continue
-        key = evidence.key(source, name, "ins")
-        if evidence.maker_before(evidence.makers, key, index) is not None:
+    unseen = [name for name, d in source.ins.items() if d.error and not d.is_weak and not evidence.has_maker(source, name, index)]
+    if not unseen:
+        return None
+    for name in unseen:
+        lone = evidence.lone_maker(source, name, index)
+        if lone is None and any(evidence.lone_makers.get((side, value)) for key in evidence.value_keys(source, name, "ins") for side, value in zip(("baseline", "test"), key)):
             return None
-        lone = _lone_makers(evidence, key, index)
         if lone is not None:
-            return make_candidate(Outcome.ORIGIN, pair, evidence, is_alive, matters, "只有一侧执行了产生该值的语句", kind=Kind.CODE_DIFFERS, lone=lone)
-        return make_candidate(Outcome.GAP, pair, evidence, is_alive, matters, f"输入 {name} 到达这里时已经不同, 而产生它的代码没有打印", name=name)
-    return None
+            return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧执行了产生 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=lone)
+    return make_candidate(Outcome.GAP, pair, evidence, f"输入 {unseen[0]} 到达这里时已经不同, 而产生它的代码没有打印")
 
 
-def _lone_makers(evidence: Evidence, key: Any, index: int) -> tuple[Pair | None, Pair | None] | None:
-    """The statements, executed on one side only, that made the two values of a difference."""
-    on_test = evidence.maker_before(evidence.test_makers, key[1], index)
-    on_baseline = evidence.maker_before(evidence.baseline_makers, key[0], index)
-    test = evidence.pairs[on_test] if on_test is not None else None
-    baseline = evidence.pairs[on_baseline] if on_baseline is not None else None
-    lone_test = test if test and test.baseline is None else None
-    lone_baseline = baseline if baseline and baseline.test is None else None
-    return (lone_test, lone_baseline) if lone_test or lone_baseline else None
-
-
-def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, is_alive: bool, matters: bool, reason: str,
-                   kind: Kind | None = None, lone: tuple[Pair | None, Pair | None] | None = None, name: str = "") -> Candidate:
-    """A candidate with its two places, its evidence and its rank."""
-    place = pair
-    if pair.either.kind == "entry" and pair.parent is not None and pair.parent.stmt is not None:
-        place = pair.parent
-    test = place.test.site.stmt if place.test and place.test.site else None
-    baseline = place.baseline.site.stmt if place.baseline and place.baseline.site else None
-    if lone is not None:
+def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str, kind: Kind | None = None,
+                   lone: tuple[Pair | None, Pair | None] = (None, None), place: float | None = None) -> Candidate:
+    """A candidate with its two places, its evidence and its rank; `place` is its time, where not that of the pair."""
+    test, baseline = _statements_of(pair)
+    if any(lone):
         test = lone[0].stmt if lone[0] is not None else test
-        baseline = lone[1].stmt if lone[1] is not None else (evidence.code.stmts.get(id(test)) or baseline)
+        baseline = lone[1].stmt if lone[1] is not None else evidence.code.stmts.get(id(test), baseline)
     differs = test is None or baseline is None or evidence.code.differs(test)
     kind = kind or kind_of(pair, test, baseline, differs)
     candidate = Candidate(outcome, kind, test or baseline, place_of(test), place_of(baseline), pair, reason)
     candidate.evidence = evidence_rows(pair, evidence)
-    worst = max((d.error for d in pair.outs.values() if not d.is_weak), default=0.0)
-    candidate.rank = (outcome is Outcome.GRADIENT, not is_alive, not matters, outcome is Outcome.GAP, evidence.index[id(pair)], -worst)
+    is_tie = any(name.startswith("&") and d.error for name, d in pair.outs.items())
+    is_whole = outcome is Outcome.GRADIENT or not (pair.test and pair.baseline) or kind is Kind.RANDOM or is_tie
+    is_alive = is_whole or evidence.is_alive(pair)
+    matters = is_whole or any(evidence.matters(d) for d in pair.outs.values() if not d.is_weak)
+    candidate.rank = (not is_alive, not matters, pair.place if place is None else place)
     return candidate
+
+
+def _statements_of(pair: Pair) -> tuple[Stmt | None, Stmt | None]:
+    """The statements (test, baseline) that a pair stands for: of an entry, the call; of a look at the state, what was going on."""
+    found = []
+    for done in (pair.test, pair.baseline):
+        if done is not None and done.kind == "entry" and done.call.parent is not None:
+            done = done.call.parent
+        if done is not None and done.kind == "state":
+            done = done.during
+        found.append(done.site.stmt if done is not None and done.site is not None else None)
+    return found[0], found[1]
 
 
 def evidence_rows(pair: Pair, evidence: Evidence) -> list[tuple[str, str, Any, Any, bool]]:
     """(phase, name, baseline value, test value, agree) of everything seen at a place."""
+    if not (pair.test and pair.baseline):
+        return [("out", name, *((None, value) if pair.test else (value, None)), False) for name, value in pair.either.outs.items()]
     rows = []
-    ins = evidence.inputs_of(pair)
-    source = pair.parent if pair.parent and ins is pair.parent.ins else pair
-    for phase, table, holder in (("in", ins, source), ("out", pair.outs, pair)):
+    source = evidence.source_of(pair)
+    for phase, table, holder in (("in", source.ins, source), ("out", pair.outs, pair)):
         for name, found in table.items():
             twin = holder.names.get(name, name)
             attribute = "ins" if phase == "in" else "outs"
@@ -5756,52 +5891,46 @@ def judge_gradients(pairs: list[Pair], traces: dict[str, Trace], evidence: Evide
     The gradient of a value is made by the statements that read it, so those whose own output gradients agree are meant.
     """
     rows = []
+    worst: dict[int, float] = {}
     for pair in pairs:
-        if not (pair.test and pair.baseline and pair.test.number and pair.baseline.number):
-            continue
-        for (name, new), old in _gradients_of(pair, traces):
-            for (place, value), (_, twin) in zip(new, old):
-                rows.append((place, pair, name, delta(twin, value), value, twin))
-    rows.sort(key=lambda row: row[0])
-    worst_by_pair: dict[int, float] = {}
-    for _, pair, _, found, _, _ in rows:
-        worst_by_pair[id(pair)] = max(worst_by_pair.get(id(pair), 0.0), found.error)
+        if pair.test and pair.baseline and pair.test.number and pair.baseline.number:
+            for name, (new, old) in _gradients_of(pair, traces) if not any(d.error for d in pair.outs.values()) else ():
+                for (place, value), (_, twin) in zip(new, old):
+                    found = delta(twin, value)
+                    rows.append((place, pair, name, found, value, twin))
+                    worst[id(pair)] = max(worst.get(id(pair), 0.0), found.error)
     before = 0.0
-    for place, pair, name, found, value, twin in rows:
+    for place, pair, name, found, value, twin in sorted(rows, key=lambda row: row[0]):
         if evidence.matters(found) and found.error > JUMP * before:
-            return _gradient_candidates(pair, name, worst_by_pair, evidence, place, (twin, value))
+            readers = _readers(pair, name, evidence) or [pair]
+            return _gradient_candidates(readers, f"{name} 的梯度", (twin, value), worst, evidence, place)
         before = max(before, found.error)
-    return _parameter_gradients(pairs, worst_by_pair, evidence)
+    return _parameter_gradients(pairs, worst, evidence)
 
 
-def _gradients_of(pair: Pair, traces: dict[str, Trace]) -> Iterator[tuple[tuple[str, list], list]]:
+def _gradients_of(pair: Pair, traces: dict[str, Trace]) -> Iterator[tuple[str, tuple[list, list]]]:
     for name in pair.test.outs:
         for suffix in ("", "[0]", "[1]", "[2]"):
             new = traces["test"].gradients.get((pair.test.pid, pair.test.number, name + suffix))
             old = traces["baseline"].gradients.get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix))
             if new and old:
-                yield (name + suffix, new), old
+                yield name + suffix, (new, old)
 
 
 def _readers(pair: Pair, name: str, evidence: Evidence) -> list[Pair]:
     """Later executions that read the value `name` put out by `pair`."""
     value = _frozen(pair.test.outs.get(name.split("[")[0]))
-    start = evidence.index[id(pair)]
-    return [p for p in evidence.pairs[start + 1 :] if p.test and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
+    later = evidence.pairs[evidence.index[id(pair)] + 1 :]
+    return [p for p in later if p.test and p.baseline and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
 
 
-def _gradient_candidates(pair: Pair, name: str, worst: dict[int, float], evidence: Evidence, place: int, values: tuple[Any, Any]) -> list[Candidate]:
-    readers = _readers(pair, name, evidence) or [pair]
+def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any], worst: dict[int, float], evidence: Evidence, place: float) -> list[Candidate]:
     result = []
-    for reader in readers:
-        is_clean = worst.get(id(reader), 0.0) <= JUMP * EXACT or not any(evidence.matters(Delta(worst[id(reader)])) for _ in (0,))
-        if not (reader.test and reader.baseline):
-            continue
-        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, True, True, f"前向一致, {name} 的梯度不一致", kind=Kind.BACKWARD)
-        differs = evidence.code.differs(reader.stmt)
-        candidate.evidence.append(("out", f"{name} 的梯度", values[0], values[1], False))
-        depth = _depth(reader)
-        candidate.rank = (True, not is_clean, not differs, -depth, evidence.index[id(reader)])
+    for reader in readers[:50]:
+        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, f"前向一致, {what}不一致", kind=Kind.BACKWARD, place=place)
+        candidate.evidence.append(("out", what, values[0], values[1], False))
+        is_clean = not evidence.matters(Delta(worst.get(id(reader), 0.0), eps=1.2e-7))
+        candidate.rank += (not is_clean, not evidence.code.differs(reader.stmt), -_depth(reader), evidence.index[id(reader)])
         result.append(candidate)
     return result
 
@@ -5813,20 +5942,25 @@ def _depth(pair: Pair) -> int:
     return depth
 
 
+def _is_after_backward(pair: Pair) -> bool:
+    during = pair.either.during
+    return during is None or during.site is None or "backward" in during.site.stmt.roles
+
+
 def _parameter_gradients(pairs: list[Pair], worst: dict[int, float], evidence: Evidence) -> list[Candidate]:
-    """Every activation's gradient agrees, a parameter's does not: the statement that reads this parameter."""
+    """Every activation's gradient agrees, a parameter's does not: a statement that reads this parameter."""
+    labels = ("g",) if any(p.either.kind == "state" and p.either.label == "g" for p in pairs) else ("S",)
     for pair in pairs:
-        if pair.either.kind != "state" or not (pair.test and pair.baseline) or pair.either.label not in ("g", "S"):
+        if pair.either.kind != "state" or not (pair.test and pair.baseline) or pair.either.label not in labels:
             continue
+        if pair.either.label == "g" and not _is_after_backward(pair):
+            return []
         for name, found in pair.outs.items():
-            if evidence.matters(found):
-                attribute = name.split(".")[-1]
-                for reader in pairs:
-                    if reader.test and reader.baseline and reader.stmt and any(attribute in text for text in reader.test.ins) and not worst.get(id(reader)):
-                        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, True, True, f"参数 {name} 的梯度不一致", kind=Kind.BACKWARD)
-                        candidate.rank = (True, True, True, 0, evidence.index[id(reader)])
-                        return [candidate]
-                return []
+            if evidence.matters(found) and not found.is_weak:
+                twin = pair.names.get(name, name)
+                attribute = [part for part in name.split(".") if part not in ("weight", "bias")][-1]
+                readers = [p for p in pairs if p.test and p.baseline and p.either.kind == "stmt" and any(attribute in text.split(".") for text in p.test.ins)]
+                return _gradient_candidates(readers or [pair], f"参数 {name} 的梯度", (pair.baseline.outs.get(twin), pair.test.outs[name]), worst, evidence, pair.place)
     return []
 
 
@@ -5943,7 +6077,7 @@ def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMa
                 candidate.test, candidate.baseline, candidate.kind = found.test, found.baseline, Kind.CONSTANT
                 continue
         if candidate.outcome is Outcome.ORIGIN and id(candidate.stmt) in code.stmts and not code.differs(candidate.stmt):
-            hidden = _hidden_callee(candidate.stmt, trees["test"], code)
+            hidden = _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)
             if hidden is not None:
                 candidate.test, candidate.baseline = place_of(hidden), place_of(code.stmts.get(id(hidden)))
                 candidate.stmt, candidate.kind = hidden, Kind.CODE_DIFFERS
@@ -5967,6 +6101,16 @@ def _defining_line(values: list[tuple[str, Any, Any]], lines: list[ChangedLine])
 
 def _holds(literals: list[Any], wanted: Any) -> bool:
     return any(type(v) in (int, float) and type(wanted) in (int, float) and v == wanted or type(v) is type(wanted) and v == wanted for v in literals)
+
+
+def _hidden_lambda(stmt: Stmt, tree: CodeTree, code: CodeMap) -> Stmt | None:
+    """A changed statement that makes a lambda under the name called here, else the only changed one with a lambda at all."""
+    called = {n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "") for n in ast.walk(_without_body(stmt.node)) if isinstance(n, ast.Call)}
+    made = [s for funcs in tree.funcs.values() for f in funcs for s in f.statements
+            if id(s) in code.stmts and code.differs(s) and any(isinstance(n, ast.Lambda) for n in ast.walk(_without_body(s.node)))]
+    named = [s for s in made if {p.root for p in s.writes} & called or any(k.arg in called for n in ast.walk(s.node) if isinstance(n, ast.Call) for k in n.keywords)]
+    local = [s for s in made if called and any(stmt.func.is_local(name) for name in called)]
+    return next(iter(named or (local if len(local) == 1 else [])), None)
 
 
 def _hidden_callee(stmt: Stmt, tree: CodeTree, code: CodeMap) -> Stmt | None:
@@ -6205,6 +6349,7 @@ class Search:
     candidates: list[Candidate] = field(default_factory=list)
     not_traced: list[str] = field(default_factory=list)
     world: set[str] = field(default_factory=set)
+    last_step: int = 0  # the last optimizer step that the prints counted
 
 
 def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bool) -> tuple[dict[str, Metrics], Comparison]:
@@ -6338,7 +6483,7 @@ def steps_counted_by(trees: dict[str, CodeTree], files: dict[str, list[str]]) ->
             for stmt in func.statements:
                 roles |= stmt.roles
         text += trees["test"].sources[file].data
-    has_optimizer = "update" in roles or b"optim." in text or b"Trainer" in text or "backward" not in roles
+    has_optimizer = "update" in roles or b"torch.optim" in text or b"Trainer" in text or "backward" not in roles
     return "update" if has_optimizer else "backward"
 
 
@@ -6363,6 +6508,7 @@ def run_round(search: Search, number: int) -> None:
             terminal.warn(f"{side.name}: {records.torn} 行打印被截断, 已跳过")
         traces[side.name] = build_trace(records.records, injection.sites, search.watch.rank)
         search.world |= traces[side.name].ranks
+        search.last_step = max((r.step for r in records.records), default=0)
         terminal.say(f"  {side.name}: 收到 {traces[side.name].records} 条打印")
         if not traces[side.name].records:
             raise RunError(f"{side.name} 重跑时没有任何打印出现在日志里", "请确认 run_script 运行的就是 code_path 里的代码, 且标准输出没有被丢弃")
@@ -6403,7 +6549,7 @@ def judge_round(search: Search, traces: dict[str, Trace], injections: dict[str, 
         equal += bool(pair.test and pair.baseline and not any(d.error for d in pair.outs.values()))
     place = (best.test or best.baseline) if best else None
     conclusion = f"{best.outcome.value}: {place.file}:{place.line} {best.reason}" if place else "所有打印都一致"
-    files = sorted({f"{i.side.name}/{file}" for i in injections.values() for file in i.files})
+    files = [f"{i.side.name}/{file}" for i in injections.values() for file in i.files]
     sites = sum(len(i.sites) for i in injections.values())
     search.rounds.append(RoundReport(injected_files=files, sites=sites, records=sum(t.records for t in traces.values()), records_equal_before=equal, conclusion=conclusion))
     terminal.say(f"  {equal} 条记录一致; {conclusion}")
@@ -6415,8 +6561,10 @@ def next_watch(search: Search) -> Watch | None:
     watch = search.watch
     if best is not None and best.kind is Kind.COMMUNICATION and best.outcome is Outcome.ORIGIN and len(search.world) > 1 and watch.rank is not None:
         return dataclasses.replace(watch, rank=None)
-    if best is not None and best.outcome in (Outcome.ORIGIN, Outcome.GRADIENT) and not best.rank[1]:
+    if best is not None and best.outcome in (Outcome.ORIGIN, Outcome.GRADIENT) and not best.rank[0] and not best.rank[1]:
         return None
+    if search.last_step < watch.window[0] and watch.steps_by == "update":
+        return dataclasses.replace(watch, steps_by="backward")
     if watch.window[0] > 0:
         return dataclasses.replace(watch, window=(max(0, 2 * watch.window[0] - watch.window[1] - 4) if watch.window[0] > 8 else 0, watch.window[1]))
     if not watch.grads:
@@ -6452,7 +6600,7 @@ def conclude(search: Search) -> tuple[Verdict, LocationReport | None, list[Locat
     """The verdict, the located place, and the next best ones."""
     shown = [location_report(c, call_stack_of(c)) for c in search.candidates[:6]]
     best = search.candidates[0] if search.candidates else None
-    if best is None or best.outcome is Outcome.RECEIVER:
+    if best is None or best.rank[0]:
         return "not_located", None, shown[:5]
     return "located", shown[0], shown[1:6]
 

@@ -164,14 +164,15 @@ EXTRA_MODULE = [
      "    fingerprint = probe_noise(args.seed).sum().item()\n    model = build_model(cfg, args)\n    model.fingerprint = fingerprint\n"),
 ]
 
+# Applied in this order, whatever the order in a case: the texts above are those before renaming.
 PACKS = {
     "comments": COMMENTS,
     "moved": MOVED,
-    "renamed": RENAMED,
     "monitor": MONITOR,
     "refactored": REFACTORED,
     "spelled": SPELLED,
     "extra": EXTRA_MODULE,
+    "renamed": RENAMED,
 }
 
 _MATMUL = "    return torch.matmul(a, b)\n"

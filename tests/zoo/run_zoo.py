@@ -9,7 +9,6 @@ Exit code 0 when the targets are met (see `TARGETS`), else 1.
 import argparse
 import concurrent.futures
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -41,6 +40,7 @@ def parse_args():
     parser.add_argument("--full", action="store_true", help="the tool launches the first runs too")
     parser.add_argument("--work", type=Path, help="keep the workspaces here and reuse their first runs")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--tool", type=Path, default=TOOL, help="the script under test")
     parser.add_argument("--time-limit", type=int, default=1200, metavar="SECONDS", help="for one call of the tool")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results here")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
@@ -71,7 +71,7 @@ def call_tool(space, args):
     """Run the tool once; its exit code (None after the time limit) and the seconds it took."""
     out = space.folder / "report"
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, str(TOOL), "--config", str(space.folder / "config.json"),
+    command = [sys.executable, str(args.tool.resolve()), "--config", str(space.folder / "config.json"),
                "--output-dir", str(out), "--no-llm"]
     if not args.full:
         command.append("--reuse-runs")
@@ -89,7 +89,7 @@ def run_case(case, root, args):
     """One row of the table."""
     try:
         space = prepare(case, root, args)
-    except subprocess.CalledProcessError as error:
+    except (ValueError, subprocess.SubprocessError) as error:
         return {"case": case.name, "phase": case.phase, "expect": case.expect, "error": f"first run failed: {error}"}
     before = snapshot(space.folder)
     code, seconds = call_tool(space, args)
@@ -101,7 +101,12 @@ def run_case(case, root, args):
 def check_case(case, root, args):
     """What is wrong with a case itself, and where its curves part."""
     problems = []
-    space = prepare(case, root, args)
+    row = {"case": case.name, "phase": case.phase, "part": None, "any": None, "problems": problems}
+    try:
+        space = prepare(case, root, args)
+    except (ValueError, subprocess.SubprocessError) as error:
+        problems.append(str(error))
+        return row
     for side, wanted in (("test", case.accept), ("baseline", case.accept_baseline)):
         for item in wanted:
             try:
@@ -116,8 +121,8 @@ def check_case(case, root, args):
     part = first_difference(*curves, case.tolerance)
     if (part is None) == (case.expect == "located"):
         problems.append("curves agree" if part is None else f"curves differ at {part}")
-    largest = first_difference(*curves, 0.0)
-    return {"case": case.name, "phase": case.phase, "part": part, "any": largest, "problems": problems}
+    row.update(part=part, any=first_difference(*curves, 0.0))
+    return row
 
 
 def print_check(row):
@@ -232,5 +237,4 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ["PYTHONUNBUFFERED"] = "1"
     sys.exit(main())

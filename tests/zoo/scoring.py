@@ -73,7 +73,7 @@ def names_statement(code, wanted, place):
         return False
     line, end = place["line"], place.get("end_line") or place["line"]
     for item in wanted:
-        if item[0] != place["file"]:
+        if item[0] != place.get("file"):
             continue
         first, last = snippet_range(code, *item)
         if first <= line and end <= last:
@@ -102,8 +102,8 @@ def first_row_place(report, code):
     mismatch = (report.get("msprobe") or {}).get("first_mismatch") or {}
     frames = []
     for frame in mismatch.get("stack") or []:
-        file = frame["file"].replace("\\", "/").rpartition("/code/")[2]
-        if (code / file).is_file():
+        file = (frame.get("file") or "").replace("\\", "/").rpartition("/code/")[2]
+        if file and (code / file).is_file():
             frames.append(dict(frame, file=file))
     if not frames:
         return None
@@ -120,6 +120,13 @@ def read_report(space):
         return {}
 
 
+def _named(place):
+    if not place:
+        return ""
+    code = (place.get("code") or "").strip().partition("\n")[0]
+    return f"{place.get('file')}:{place.get('line')} {code[:70]}"
+
+
 def score(case, space, exit_code):
     """The row of one case."""
     report = read_report(space)
@@ -132,13 +139,11 @@ def score(case, space, exit_code):
     function = (statement or names_function(code, case.accept, case.accept_functions, test)
                 or names_function(old, case.accept_baseline, case.accept_functions, baseline))
     alone = names_statement(code, case.accept, first_row_place(report, code))
-    place = test or baseline
     return {
         "case": case.name, "phase": case.phase, "kind": case.kind, "bugs_id": case.bugs_id, "expect": case.expect,
         "exit_code": exit_code, "verdict": report.get("verdict", ""), "verdict_ok": report.get("verdict") == case.expect,
         "statement": statement if bug else None, "function": function if bug else None,
         "msprobe_alone": alone if bug and report.get("msprobe") else None,
         "reruns": report.get("reruns"), "location_kind": location.get("kind"),
-        "named": f"{place['file']}:{place['line']} {place.get('code', '').strip().splitlines()[0][:70]}"
-                 if place and place.get("code", "").strip() else "",
+        "named": _named(test or baseline),
     }

@@ -26,7 +26,7 @@ mkdir -p logs
 train 2>&1 | tee logs/train.log
 """
 ONE_RANK = '    "${PYTHON:-python3}" code/pretrain.py WORDS'
-TWO_RANKS = """    export WORLD_SIZE=2 ZOO_RENDEZVOUS="file://$(mktemp -u)" GLOO_SOCKET_IFNAME=lo
+TWO_RANKS = """    export WORLD_SIZE=2 ZOO_RENDEZVOUS="file://$PWD/rendezvous.$$" GLOO_SOCKET_IFNAME=lo
     local workers=() status=0
     for rank in 0 1; do
         RANK=$rank "${PYTHON:-python3}" code/pretrain.py WORDS &
@@ -35,6 +35,7 @@ TWO_RANKS = """    export WORLD_SIZE=2 ZOO_RENDEZVOUS="file://$(mktemp -u)" GLOO
     for worker in "${workers[@]}"; do
         wait "$worker" || status=$?
     done
+    rm -f "rendezvous.$$"
     return $status"""
 DUMP = """if [ -z "${PRECISION_COMPARER_RERUN:-}" ]; then
     rm -rf dump
@@ -142,8 +143,8 @@ class Workspace:
         code = self.code("test")
         for edit in self.case.edits:
             apply_edit(code, *edit)
-        for name in self.case.drift:
-            for file, old, new in PACKS[name]:
+        for name, pack in PACKS.items():
+            for file, old, new in pack if name in self.case.drift else ():
                 if file not in self.case.drift_skip:
                     apply_edit(code, file, old, new)
 

@@ -9,7 +9,7 @@ def _add_model_args(parser):
     group = parser.add_argument_group(title="model")
     group.add_argument("--model-config", default=os.path.join(HERE, "configs", "dense.json"))
     group.add_argument("--attention-backend", choices=["dense", "block"], default="dense")
-    group.add_argument("--attention-block", type=int, default=12)
+    group.add_argument("--attention-block", type=int, default=24)
     group.add_argument("--rope-scale", type=float, default=None)
     group.add_argument("--head", choices=["tied", "replica"], default="tied")
     group.add_argument("--lora-rank", type=int, default=0)
@@ -58,7 +58,7 @@ def _add_optimizer_args(parser):
 
 def _add_data_args(parser):
     group = parser.add_argument_group(title="data")
-    group.add_argument("--seq-length", type=int, default=32)
+    group.add_argument("--seq-length", type=int, default=64)
     group.add_argument("--num-samples", type=int, default=18)
     group.add_argument("--tokenizer", default="v1")
     group.add_argument("--data-seed", type=int, default=7)
