@@ -1495,23 +1495,24 @@ _AFTER = r"(?P<unit>(?-i:[KMGBT]))?(?![\w%]|\.\d|[-:]\d|\s*/\s*\d+(?![.\d]))"  #
 _UNITS = {"K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
 
 _STEP = re.compile(
-    r"""(?<![\w/.\-])(?:(?:train|training|trainer|progress)/)?(?P<name>
-      (?P<whole>global[ _-]?|num_)?(?:(?:train|training|trainer|completed|optimizer|current|learner)_|当前|全局|训练)?
-      (?P<unit>iterations?|iters?|steps?|updates?|batch(?:es)?|episodes?|it(?=\s*[:=])|步数|次数|迭代(?:次数|步数)?)
-      (?:\(train\))?(?:/max_steps)?)(?![^\W\d])["'\])]*\s*(?:[:=：|]\s*(?:[a-z][\w.]*\()?|is\b|为)?\s*["'\[(\#]*\s*
+    r"""(?=[a-z第当全训步次迭])(?<![\w/.\-])(?:(?:train|training|trainer|progress)/)?(?P<name>
+      (?P<whole>global[ _-]?|num_)?(?:(?:train|training|trainer|completed|optimizer|opt|current|curr?|learner|n)_|当前|全局|训练)?
+      (?P<unit>iterations?|iters?|steps?|updates?|batch(?:es)?|episodes?|it(?=\s*[:=])|步数?|次数|迭代(?:次数|步数)?)
+      (?:\(train\))?(?:/max_steps)?)(?![^\W\d_])["'\])]*\s*(?:[:=：|]\s*(?:[a-z][\w.]*\()?|is\b|为|[_-](?=\d))?\s*["'\[(\#]*\s*
       (?P<n>\d{1,3}(?:,\d{3})+|\d+)(?:\.0+)?(?![\w%]|\.\d|,\d{3})(?:\s*(?:/|of)\s*(?P<total>\d+))?
-    | 第\s*(?P<nth>\d+)\s*(?:步|次迭代|个?\s*(?:step|iter))""", re.X | re.I)
+    | 第\s*(?P<nth>\d+)(?:/\d+)?\s*(?:步|次迭代|个?\s*(?:step|iter))""", re.X | re.I)
 # Words that make another counter of what follows: `skipped iterations: 3`, `inner iter: 7/8`, `per step time`.
 _OTHER_COUNTER = re.compile(
     r"(?:skipped|ipped|nan|per|inner|micro|max|warm-?up|every|accum\w*|sav\w+|eval\w*|val\w*|test|log\w*|local|sub|total|"
     r"remaining|next|num|ppo|of|no)[\s_-]*$", re.I)
-_FRACTION = re.compile(r"(?<![\w/.])(\d+)\s*/\s*(\d+)(?![\w/]|\.\d)(?P<bar>\s*[\[<(]?\s*[\d?]*:?[\d?]\d?:?\d\d[<,\]])?")
+_FRACTION = re.compile(  # but not the date in `[04/05 01:30:24]`
+    r"(?<![\w/.])(?![01]\d/[0-3]\d[ ,T]+\d\d:\d\d)(\d+)\s*/\s*(\d+)(?![\w/]|\.\d)(?P<bar>\s*[\[<(]?\s*[\d?]*:?[\d?]\d?:?\d\d[<,\]])?")
 _NO_FRACTION = re.compile(r"(?:epochs?|micro[\w -]*|inner[\w -]*|ppo[\w -]*|rank|stage|gpu|fold|round|worker|node)\W{0,4}$", re.I)
 _OPEN_BAR = re.compile(r"(?<![\w/.])(?:\d+-)?(\d+)(?:(?:it|step)s?\s*\[\d|batch\b)")  # `12it [00:10`
 _EPOCH = re.compile(
     r"""\bepochs?\b(?:\(train\))?["'\])]*\s*[:=：]?\s*["'\[(]*\s*(\d+)(?!\w|\.\d)|\bTrain:\s*(\d+)\s*\[|"""
-    r"""\[(\d+)/\d+\](?=\s*\[\s*\d+\s*/)|第\s*(\d+)\s*轮""", re.I)
-_HEAD_NUMBER = re.compile(r"(?:^|[\[#|(])\s*(\d+)\s*[\]:|)]*\s*$|(?:^|\s)\[(\d+)\]\s+(?=\w[\w/]*\s*[=:])")  # `10 | loss`, `[10] loss=`
+    r"""\[(\d+)/\d+\](?=\s*\[\s*\d+\s*/)|第\s*(\d+)(?:/\d+)?\s*轮|轮[次数]\s*[:：]?\s*(\d+)""", re.I)
+_HEAD_NUMBER = re.compile(r"(?:^|[\[#|(]|[\]-]\s)\s*(\d+)\s*[\]:|)-]*\s*$|(?:^|\s)\[(\d+)\]\s+(?=\w[\w/-]*\s*[=:])")  # `10 | loss`, `[10] loss=`
 _STEP_WORD = re.compile(r"(?:step|iter|iteration|epoch|batch|update|it)s?\W*$", re.I)
 _GLUED_VALUE = re.compile(r"=\S|:['\"(\[]*(?:[-+.]?\d|nan|inf|none|true|false|\w+\()", re.I)  # `lr:2e-05 loss:2.3`
 _UNIT_WORD = re.compile(r"[KMGT]?i?B|k?W|[munµ]?s|min|h|sec|C|\w+/\w+|T?FLOPS|tokens|samples")
@@ -1594,7 +1595,7 @@ class _Mark(NamedTuple):
 
 
 # Orders: 0 global step, 1 step, 2 batch, 3 progress bar, 4 fraction or a step on another line, 5 epoch or bare number, 6 none.
-_WORTH = (3.3, 3, 2.8, 2.5, 2, 1.5, 0)
+_WORTH = (3.02, 3, 2.8, 2.5, 2, 1.5, 0)
 NO_STEP = _Mark("", 6, 0)
 ELSEWHERE, IN_TABLE, BAR = "前文中的步数", "表格", "进度条"
 
@@ -1628,7 +1629,7 @@ def _first_group(match: re.Match) -> int:
 def _decode(data: bytes) -> str:
     for encoding in ("utf-8", "gbk"):
         try:
-            return data.decode(encoding).translate(_BOX)
+            return data.decode() if data.isascii() else data.decode(encoding).translate(_BOX)
         except UnicodeDecodeError:
             pass
     return data.decode("utf-8", "replace")
@@ -1774,8 +1775,9 @@ def _words_before(head: str) -> tuple[str, int]:
     if token.isdigit():
         word = re.search(r"[^\W\d]\w*$", before)
         return (word[0].lower() + " #", 1) if word and not _STEP_WORD.search(before) else ("", 2)
-    is_value = token[0].isdigit() or token[0] in "+-." or re.fullmatch("nan|inf", token, re.I) or (
-        before[-1:] in (":", "=") and re.fullmatch("none|true|false", token, re.I))
+    is_value = token[0].isdigit() or token[0] in "+-." or re.fullmatch("nan|inf", token, re.I)
+    is_value = is_value or before[-1:] in (":", "=") and re.fullmatch("none|true|false", token, re.I)
+    is_value = is_value or token[-1].isdigit() and _STEP_WORD.search(token.rstrip("0123456789_"))  # `step_10 loss`
     is_unit = re.search(r"\d$", before) and _UNIT_WORD.fullmatch(token)
     return ("", 2) if is_value or is_unit else (token.lower(), 0)
 
@@ -1805,8 +1807,7 @@ def read_rows(text: str, keys: list[_Key]) -> list[_Row]:
     if not hits or text.startswith("wandb:"):  # its closing summary repeats the last values
         return []
     marks = find_steps(text)
-    head = _HEAD_NUMBER.search(text[: hits[0].start])
-    if head and not marks:
+    if not marks and (head := _HEAD_NUMBER.search(text[: hits[0].start])):
         marks.append(_Mark("行首数字", 5, _first_group(head), None, head.start(), head.start(), head.end()))
     marks.sort(key=lambda mark: mark.start)
     by_name: dict[str, list[_Mark]] = {}
@@ -1832,19 +1833,19 @@ def read_rows(text: str, keys: list[_Key]) -> list[_Row]:
 
 
 def _make_row(text: str, begin: int, end: int, hits: list[_Hit], marks: list[_Mark]) -> _Row:
-    epoch, rank = _EPOCH.search(text[begin:end]), _RANK.search(text[begin:end])
+    rank, epoch = _RANK.search(text[begin:end]), next((mark for mark in marks if mark.name == "epoch"), None)
     head = text[begin : hits[0].start]
     validation = _VALIDATION.search(head) and not any(re.search("val|test", hit.key.keyword, re.I) for hit in hits)
     return _Row(
-        hits, sorted(marks, key=lambda mark: mark.order), epoch and _first_group(epoch), rank and _first_group(rank),
-        bool(validation), bool(_MICRO.search(head)), tuple(match.span() for match in (epoch, rank) if match),
+        hits, sorted(marks, key=lambda mark: mark.order), epoch and epoch.value, rank and _first_group(rank), bool(validation),
+        bool(_MICRO.search(head)), (*([rank.span()] if rank else []), *([(epoch.start, epoch.end)] if epoch else [])),
     )
 
 
 def _line_mark(line: bytes) -> _Mark | None:
     """The step that a line without values names."""
-    text = _decode(line)
-    marks = [] if _VALIDATION.search(text) else find_steps(text)
+    text = _decode(line.strip())
+    marks = [] if not text or _VALIDATION.search(text) else find_steps(text)
     return min(marks, key=lambda mark: (mark.order, -mark.start), default=None)
 
 
@@ -1867,10 +1868,12 @@ class _Table(NamedTuple):
         cells = _cells(text, separator) if separator else re.split(r"\s{2,}", text.strip())
         names = [re.sub(r"[\s_-]+", " ", cell).lower() for cell in (cells if len(cells) > 1 else text.split())]
         columns = [(key, names.index(key.plain)) for key in keys if key.plain in names]
-        if len(names) < 2 or not columns or any(re.fullmatch(_NUMBER, name, re.I) for name in names):
-            return None
         wanted = ("global step", "trainer/global step", "step", "steps", "iteration", "iter", "batch", "epoch")
-        return cls(separator, len(names), columns, next((names.index(name) for name in wanted if name in names), None))
+        step = next((names.index(name) for name in wanted if name in names), None)
+        is_header = step is not None or separator and all(re.fullmatch(r"[^\W\d][\w/.]*(?: [\w/.]+)?", name) for name in names)
+        if len(names) < 2 or not columns or not is_header or any(re.fullmatch(_NUMBER, name, re.I) for name in names):
+            return None
+        return cls(separator, len(names), columns, step)
 
     def read(self, text: str) -> list[_Row]:
         """The row that `text` is, none if it is something else."""
@@ -1937,6 +1940,7 @@ class MetricReader:
         self._other_ranks: tuple[bytes, ...] = ()  # how lines of ranks begin that are not read
         self._fields: dict[str, int] = {}
         self._validation_lines = 0
+        self._is_cut_off = False  # the last line has no line end
 
     @property
     def latest(self) -> tuple[int, float] | None:
@@ -1956,6 +1960,7 @@ class MetricReader:
 
     def finish(self) -> Metrics:
         """Read what is left and give the result."""
+        self._is_cut_off = bool(self._tail)
         self._take(self._tail + b"\n", final=True)
         self._tail = b""
         best = {key.name: track for key in self._keys if (track := self._best(key))}
@@ -1978,9 +1983,10 @@ class MetricReader:
         if self._validation_lines:
             yield f"跳过了 {self._validation_lines} 行验证或评估的数值"
 
-    @staticmethod
-    def _best(key: _Key) -> _Track | None:
-        return max(key.tracks.values(), key=_Track.score, default=None)
+    def _best(self, key: _Key) -> _Track | None:
+        """The reading of a keyword that is believed; both keywords should be numbered by the same counter."""
+        loss = self._best(self._keys[0]) if key is not self._keys[0] else None
+        return max(key.tracks.values(), key=lambda t: t.score() + (loss is not None and t.mark.name == loss.mark.name), default=None)
 
     def _take(self, lines: bytes, final: bool) -> None:
         """Read whole lines."""
@@ -2010,8 +2016,10 @@ class MetricReader:
         first, last = min((key.find(data, self._at) for key in self._keys), default=(len(data), len(data)))
         if self._table:
             end = data.find(b"\n", self._at)
-            if first > end:
-                self._store(self._table.read(_decode(data[self._at : end])), self._at)
+            if 0 <= end < first:
+                rows = self._table.read(_decode(data[self._at : end]))
+                self._store(rows, self._at)
+                self._gap = end + 1 if rows else self._gap
                 return end + 1
         if first >= len(data):
             return len(data)
@@ -2059,6 +2067,8 @@ class MetricReader:
         joined = self._unwrap(begin, end, rows, text, final)
         if joined:
             begin, end, rows = joined
+        if self._is_cut_off and end + 1 == len(self._data) and rows and _is_torn(rows[-1].hits[-1], text):
+            rows[-1].hits.pop()
         for row in rows:
             if not row.marks or row.marks[0].order == 5:
                 step = self._step_elsewhere(begin, end, bool(row.marks), final)
@@ -2099,8 +2109,9 @@ class MetricReader:
         if rank and not wanted and len(picks) == len(self._keys) and len(re.findall(rb"\d+", line[: rank.end()])) == 1:
             self._other_ranks = tuple({*self._other_ranks, line[: rank.end()]})
         settled = all(track is self._best(hit.key) and len(track.values) >= TRUSTED and not track.offset for track, hit, _ in picks)
-        plain = mark.order < 3 and all(not hit.unit and other == mark for _, hit, other in picks) and b"," not in line[mark.number_start : mark.end]
-        if wanted and settled and plain and picks[0][0].last == mark.value and len(picks) == sum(bool(key.tracks) for key in self._keys):
+        plain = mark.order < 3 and b"," not in line[mark.number_start : mark.end] and all(not h.unit and m == mark for _, h, m in picks)
+        everything = len(picks) == sum(bool(key.tracks) for key in self._keys) and picks[0][0].last == mark.value
+        if wanted and settled and plain and everything:
             self._form = _Form(line, row, mark, [(track, hit) for track, hit, _ in picks])
             for key in self._keys:
                 key.literal = next((hit.spelling for _, hit, _ in picks if hit.key is key), key.text).encode()
@@ -2121,7 +2132,7 @@ class MetricReader:
     def _unwrap(self, begin: int, end: int, rows: list[_Row], text: str, final: bool) -> tuple[int, int, list[_Row]] | None:
         """Join the pieces of a line that a terminal broke at its width, if the line as it stands lacks something."""
         count = len([hit for row in rows for hit in row.hits])
-        complete = all(row.marks for row in rows) and {hit.key for row in rows for hit in row.hits} >= set(self._keys)
+        complete = {hit.key for row in rows for hit in row.hits} >= set(self._keys)
         if complete and rows[-1].hits[-1].end < len(text):
             return None
         data = self._data
@@ -2142,18 +2153,20 @@ class MetricReader:
             end += len(pieces[-1]) + 1
         joined = read_rows(_decode(b"".join(pieces)), self._keys) if len(pieces) > 1 else []
         found = [hit for row in joined for hit in row.hits]
-        if complete:  # only the torn number may have changed
-            better = [hit.number_start for hit in found] == [hit.number_start for row in rows for hit in row.hits]
-        else:
-            better = len(found) > count
-        return (begin, end, joined) if joined and better else None
+        seams = list(itertools.accumulate(len(_decode(piece)) for piece in pieces))[:-1]
+        torn = any(hit.start < seam < hit.end for hit in found for seam in seams)
+        return (begin, end, joined) if torn and len(found) >= count + (not complete) else None
 
     def _step_elsewhere(self, begin: int, end: int, doubtful: bool, final: bool) -> int | None:
         """Step of values whose own line names none (or a doubtful one): in the lines before, or behind if this log does so."""
         lines = self._data[max(self._gap or 0, begin - 8192) : begin].split(b"\n")[-60:]
-        marks = list(filter(None, map(_line_mark, reversed(lines))))
-        if marks:
-            self._context = next((mark for mark in marks if mark.order < 5), marks[0]).value
+        nearest = None
+        for mark in filter(None, map(_line_mark, reversed(lines))):
+            nearest = mark if not nearest or mark.order < 4 else nearest
+            if mark.order < 4:  # only then nothing better can come
+                break
+        if nearest:
+            self._context = nearest.value
         elif doubtful:
             return None
         rewritten = re.search(rb"\n {20,}\n$", self._data[max(0, begin - 400) : begin])  # `tqdm.write`: the bar comes again, up to date
@@ -2180,6 +2193,14 @@ class MetricReader:
         for match in _FIELD.finditer(_decode(data)):
             if match[1] in self._fields or len(self._fields) < 500:
                 self._fields[match[1]] = self._fields.get(match[1], 0) + 1
+
+
+def _is_torn(hit: _Hit, text: str) -> bool:
+    """Whether a number at the end of a log that was cut off has fewer digits than those before it."""
+    tracks = hit.key.tracks.values()
+    usual = [digit for track in tracks for digit in track.last_digits[-5:]]
+    no_power = any("e" in track.hit.number.lower() and len(hit.number) < len(track.hit.number) for track in tracks)
+    return hit.end == len(text) and len(usual) > 1 and (no_power or hit.parse()[1] > max(usual))
 
 
 def _continues(line: bytes, following: bytes, width: int) -> bool:
@@ -2254,38 +2275,28 @@ class Comparison:
     sentences: list[str]
 
 
-def _difference(a: float, b: float) -> float:
-    """Distance of two values: 0 for the same infinity and for two NaN, NaN if only one is."""
-    return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else abs(a - b)
-
-
 def _diff_series(baseline: Series, test: Series, steps: list[int], tolerance: float, mode: str) -> MetricDiff:
     rounding_a, rounding_b = baseline.rounding(), test.rounding()
     absolute, relative, bad, visible = [], [], [], []
     for index, step in enumerate(steps):
         a, b = baseline.values[step], test.values[step]
-        difference, scale = _difference(a, b), abs(a) or abs(b) or 1.0
+        difference = 0.0 if a == b or math.isnan(a) and math.isnan(b) else abs(a - b)  # NaN if only one is
+        scale = abs(a) or abs(b) or 1.0
         absolute.append(difference)
-        relative.append(difference / scale if math.isfinite(scale) or not difference else math.nan if math.isnan(difference) else math.inf)
-        slack = (rounding_a[step] + rounding_b[step]) * (1 + 1e-9) + 1e-12 * scale if math.isfinite(scale) else 0.0
+        scale = scale if math.isfinite(scale) else 1.0
+        relative.append(difference / scale)
+        slack = (rounding_a[step] + rounding_b[step]) * (1 + 1e-9) + 1e-12 * scale
         if not difference <= slack:
             visible.append(index)
-        if not difference <= slack + tolerance * (scale if mode == "relative" and math.isfinite(scale) else 1.0):
+        if not difference <= slack + tolerance * (scale if mode == "relative" else 1.0):
             bad.append(index)
     first = bad[0] if bad else None
+    largest = functools.partial(max, key=lambda difference: (math.isnan(difference), difference))
     return MetricDiff(
-        baseline.keyword, len(steps), _mean(absolute), _largest(absolute), _mean(relative), _largest(relative),
+        baseline.keyword, len(steps), sum(absolute) / len(steps), largest(absolute), sum(relative) / len(steps), largest(relative),
         None if first is None else steps[first], first, steps[first - 1] if first else None,
         visible[0] if visible else None, _shape(absolute, bad) if bad else None,
     )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _largest(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def _shape(differences: list[float], bad: list[int]) -> str:
@@ -2345,7 +2356,8 @@ def compare_metrics(baseline: Metrics, test: Metrics, tolerance: float, mode: st
 def _span(series: Series) -> str:
     steps = sorted(series.values)
     gaps = sorted(b - a for a, b in zip(steps, steps[1:]))
-    return f"step {steps[0]}-{steps[-1]} 共 {len(steps)} 步" + (f" 每 {gaps[len(gaps) // 2]} 步" if gaps and gaps[len(gaps) // 2] > 1 else "")
+    interval = gaps[len(gaps) // 2] if gaps else 1
+    return f"step {steps[0]}-{steps[-1]} 共 {len(steps)} 步" + (f" 每 {interval} 步" if interval > 1 else "")
 
 
 def _logging_suspicions(a: Series, b: Series, steps: list[int]) -> Iterator[str]:
@@ -2399,6 +2411,7 @@ def result_block(comparison: Comparison) -> str:
         f"{METRICS[name]} - 平均差异: {diff.mean_abs_diff:.6f}, 最大差异: {diff.max_abs_diff:.6f}" for name, diff in comparison.diffs.items()
     ]
     return "\n".join([rule, "精度对比结果:", rule, *lines, f"精度一致性: {'✓ 一致' if comparison.agrees else '✗ 不一致'}", rule])
+
 
 # ======================================================================================================================
 # 7. msprobe
@@ -3947,11 +3960,12 @@ class ProbeRuntime:
         self.settings, self.sites = settings, sites
         self.numbers, self.invocations = itertools.count(1), itertools.count(1)
         self.frames, self.pending, self.counts, self.known = {}, {}, {}, set()
-        self.modules, self.hooked, self.weights, self.threads = {}, {}, {}, {}
+        self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
         self.local, self.errors, self.skipped = threading.local(), {}, 0
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
         self.marker = self.optimizer = self.rank = None
-        self.is_off = self.has_hook = self.is_dynamic = False
+        self.is_off = self.has_hook = False
+        self.update_sites = frozenset(number for number, row in sites.items() if "update" in row[3])
 
     # ---- gates -----------------------------------------------------------------------------------------------------
 
@@ -3963,11 +3977,12 @@ class ProbeRuntime:
     def is_wanted(self, kind, site, roles=()):
         """Whether a record of `site` is wanted now: rank, window of steps, volume.
 
-        Behind the last step everything is shown up to the next backward pass: the update itself and what it leads to.
+        Behind the last step everything is shown up to the next backward pass, the update itself and what it leads to, and
+        on as long as little was printed: a line of the log may stand for several updates.
         """
         first, last = self.settings["window"]
         step = self.step
-        if step > last or (step == last and kind == "i" and "backward" in roles):
+        if (step > last or (step == last and kind == "i" and "backward" in roles)) and self.emitted > self.settings["soft"]:
             self.is_off = True
         if self.is_off or self.emitted > self.settings["total"]:
             return False
@@ -3976,6 +3991,7 @@ class ProbeRuntime:
         wanted = self.settings["rank"]
         if wanted is not None and self.current_rank() not in (None, wanted):
             self.is_off = True
+            self.emit("u", 0, 0, 0, [])  # says whose the prints were that came before the rank was known
             return False
         count = self.counts[kind, site] = self.counts.get((kind, site), 0) + 1
         if count > self.settings["per_site"]:
@@ -4003,7 +4019,7 @@ class ProbeRuntime:
 
     def guarded(self, kind, site, roots, frame, value=None):
         """Take one record; whatever goes wrong in here is counted and never reaches the training."""
-        if self.is_off or getattr(self.local, "busy", False):
+        if getattr(self.local, "busy", False):
             return
         self.local.busy = True
         torch = sys.modules.get("torch")
@@ -4051,6 +4067,7 @@ class ProbeRuntime:
         if kind == "o" and "update" in roles and site == self.marker:
             self.updates += 1
             self.counts.clear()
+            self.mark_update()
         if kind in "or" and "backward" in roles:
             self.backwards += 1
 
@@ -4064,6 +4081,11 @@ class ProbeRuntime:
                 if groups is not self or any(word in name + text.lower() for word in ("opt", "adam", "sgd", "engine", "scaler", "lion", "muon")):
                     return True
         return False
+
+    def mark_update(self):
+        """One short line an update, also outside the window: it tells how many updates a line of the log stands for."""
+        if self.step < 20000 and self.current_rank() in (None, self.settings["rank"] or 0):
+            self.emit("u", 0, 0, 0, [])
 
     def show(self, kind, site, roots, frame, value):
         """Print one record, and the state of the training where the site passes gradients back or updates weights."""
@@ -4100,7 +4122,7 @@ class ProbeRuntime:
             if item is not self:
                 summary = self.summary(item, 0)
                 values.append((text, item, summary))
-                kept[text] = (self.signature(item), summary)
+                kept[text] = (self.signature(item), summary, id(item))
         if len(self.pending) > 5000:
             self.pending.clear()
         self.pending[(id(frame), site)] = kept
@@ -4115,15 +4137,18 @@ class ProbeRuntime:
             item = self.resolve(text, position, steps, roots, frame)
             if item is self:
                 continue
-            signature, old = kept.get(text, (None, None))
+            signature, old, _ = kept.get(text, (None, None, 0))
             is_written = index < self.sites[site][4] or text not in read
             if not is_written and signature is not None and signature == self.signature(item):
                 continue
             summary = self.summary(item, 0)
             if is_written or old != summary:
                 values.append((text, item, summary))
-            if is_written and self.is_weight(item):  # one of the weights that were read (tied), or another object?
-                values.append(("&" + text, None, sum(s[0] == id(item) for s, _ in kept.values() if s and isinstance(s[0], int))))
+            if is_written and not isinstance(item, (bool, int, float, str, type(None))):  # one of the objects that were read?
+                own = self.memory_of(item, self.signature(item))
+                shared = sum(bool(own & self.memory_of(None, found, identity)) for found, _, identity in kept.values())
+                if shared or self.is_weight(item):
+                    values.append(("&" + text, None, shared))
         return values
 
     def resolve(self, text, position, steps, roots, frame):
@@ -4249,7 +4274,7 @@ class ProbeRuntime:
 
     def optimizer_event(self, kind, optimizer):
         """Before and after a step of a torch optimizer: its hyper-parameters, gradients, parameters and moments."""
-        if self.is_off or getattr(self.local, "busy", False):
+        if getattr(self.local, "busy", False):
             return
         self.optimizer = self.optimizer or weakref.ref(optimizer)
         self.local.busy = True
@@ -4271,6 +4296,7 @@ class ProbeRuntime:
             if kind == "o" and self.optimizer() is optimizer:
                 self.hook_updates += 1
                 self.counts.clear()
+                self.mark_update()
         except Exception as error:
             self.note_error(error)
         finally:
@@ -4368,6 +4394,12 @@ class ProbeRuntime:
             self.local.busy = False
 
     # ---- summaries -------------------------------------------------------------------------------------------------
+
+    def memory_of(self, item, signature, identity=0):
+        """Identities of an object and, of a module, of its weights."""
+        if isinstance(signature, tuple) and signature and isinstance(signature[0], tuple):
+            return {found[0] for found in signature}
+        return {id(item) if identity == 0 else identity}
 
     def is_weight(self, item):
         """Whether an object is a parameter of a model."""
@@ -4473,10 +4505,29 @@ class ProbeRuntime:
             self.modules[id(module)] = weakref.ref(module)
         home = sys.modules.get(type(module).__module__)
         if hasattr(home, self.settings["tag"] + "_i") or depth:
-            return ["M", type(module).__name__]
+            return ["M", type(module).__name__, bool(module.training)] + self.weights_digest(module)
         tensors = self.tensors_of(module, "", 8, True)
         plain = [[k, v] for k, v in sorted(module.__dict__.items()) if k != "training" and not k.startswith("_") and isinstance(v, (bool, int, float, str))]
         return self.shared(["w", type(module).__name__, [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
+
+    def weights_digest(self, module):
+        """[number, norm, weighted norm of all weights and buffers, checksum of the settings of torch's own layers]."""
+        torch, norm, weighted, settings = sys.modules["torch"], 0.0, 0.0, 0
+        tensors = self.tensors_of(module, "", 2000, True)
+        for index, (_, tensor, _) in enumerate(tensors):
+            key = (id(tensor), tensor._version, tensor.data_ptr())
+            if key not in self.digests:
+                if len(self.digests) > 5000:
+                    self.digests.clear()
+                stats = self.tensor_summary(torch, tensor)[3]
+                self.digests[key] = (float(stats[1]) if len(stats) > 4 else float(stats[0]), float(stats[-1])) if stats else (0.0, 0.0)
+            norm += self.digests[key][0]
+            weighted += self.digests[key][1] * (1.0 + index * 0.7548776662466927 % 1)
+        for inner in self.submodules(module):
+            if type(inner).__module__.startswith("torch."):
+                plain = sorted((k, v) for k, v in inner.__dict__.items() if not k.startswith("_") and isinstance(v, (bool, int, float)))
+                settings = zlib.crc32(repr(plain).encode(), settings)
+        return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), settings]
 
     def tensor_summary(self, torch, tensor):
         """["T", dtype, shape, [sum, norm, min, max, weighted sum], samples, requires grad, [nan, +inf, -inf counts]].
@@ -4586,7 +4637,7 @@ def _is_compiling():
 
 def _make(kind):
     def probe(site, *roots):
-        if not _is_compiling() and not _runtime.is_off:
+        if not _is_compiling() and (not _runtime.is_off or site in _runtime.update_sites):
             _runtime.guarded(kind, site, roots, sys._getframe(1))
     return probe
 
@@ -4758,7 +4809,7 @@ def inject_side(side: Side, code: "CodeTree", files: list[str], tag: str, watch:
             journal.add(path, source.data, data)
             injection.files.append(file)
             injection.sites.update({site.id: site for site in kept})
-    settings = {"tag": tag, "rank": watch.rank, "window": watch.window, "init": watch.init, "grads": watch.grads, "per_site": 400, "total": 150000, "steps_by": watch.steps_by}
+    settings = {"tag": tag, "rank": watch.rank, "window": watch.window, "init": watch.init, "grads": watch.grads, "per_site": 1500, "total": 150000, "soft": 20000, "steps_by": watch.steps_by}
     table = {"settings": settings, "sites": {number: _site_row(site) for number, site in injection.sites.items()}}
     side.host.write(os.path.join(journal.folder, "sites.json"), json.dumps(table).encode())
     runtime_source = RUNTIME_HEAD + "\n\n" + inspect.getsource(ProbeRuntime) + "\n" + RUNTIME_TAIL
@@ -4926,6 +4977,8 @@ def build_trace(records: list[Record], sites: dict[int, Site], rank: int | None)
     calls: dict[tuple[int, int], Call] = {}
     trace = Trace([], {}, len(wanted), set(rank_of.values()))
     for record in wanted:
+        if record.kind == "u":
+            continue
         if record.kind == "d":
             trace.gradients.setdefault((record.pid, record.values["of"], record.values["name"]), []).append((record.place, record.values["value"]))
             continue
@@ -5024,10 +5077,13 @@ class CodeMap:
             return True
         if baseline.text == test.text:
             return False
-        return baseline.shape != test.shape or not self._is_renaming(test, baseline)
+        return baseline.shape != test.shape or not self.is_renaming(test, baseline)
 
-    def _is_renaming(self, test: Stmt, baseline: Stmt) -> bool:
+    def is_renaming(self, test: Stmt, baseline: Stmt) -> bool:
+        """Whether two statements of one shape differ in nothing but the names of renamed locals."""
         names = self.renamed.get(id(test.func), {})
+        if test.text == baseline.text:
+            return True
         pairs = zip(_local_names(test), _local_names(baseline))
         return all(b == names.get(t, t) for t, b in pairs)
 
@@ -5174,10 +5230,24 @@ def delta(baseline: Any, test: Any) -> Delta:
         scale = max(abs(_plain_number(baseline[3])), abs(_plain_number(test[3])), 1e-300)
         is_float = any(v != int(v) for v in baseline[4] + test[4] if math.isfinite(v))
         return Delta(abs(_plain_number(baseline[3]) - _plain_number(test[3])) / scale, eps=1.2e-7) if is_float and baseline[1] == test[1] else Delta(math.inf, "数列不同")
+    if kinds == ("M", "M"):
+        return _module_delta(baseline, test)
     if kinds[0] in ("l", "m", "o", "P", "w"):
         return _container_delta(baseline, test)
     is_strong = kinds[0] == "n" or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:] != test[2:]))
     return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=not is_strong)
+
+
+def _module_delta(a: list[Any], b: list[Any]) -> Delta:
+    """Models by the digests of their weights, their settings, and whether they train."""
+    if len(a) < 7 or len(b) < 7 or a[3] != b[3]:
+        return Delta(math.inf, "权重个数不同", is_weak=len(a) == len(b))
+    if a[2] != b[2]:
+        return Delta(math.inf, "一侧是训练模式, 另一侧是评估模式")
+    if a[6] != b[6]:
+        return Delta(math.inf, "层的设置不同")
+    errors = [abs(x - y) / max(abs(x), abs(y), 1e-300) for x, y in zip(a[4:6], b[4:6])]
+    return Delta(max(errors) if max(errors) > EXACT else 0.0, "权重不同", eps=1.2e-7)
 
 
 def _plain_number(value: Any) -> float | None:
@@ -5239,13 +5309,12 @@ def _tensor_delta(a: list[Any], b: list[Any]) -> Delta:
     if min(norms) == 0:
         return Delta(1.0, "一侧全为零", eps=eps)
     errors = [abs(norms[0] - norms[1]) / max(norms), abs(a[3][0] - b[3][0]) / (rms * count), abs(a[3][4] - b[3][4]) / (rms * math.sqrt(count))]
-    for x, y in ((a[3][2], b[3][2]), (a[3][3], b[3][3])):
-        errors.append(abs(x - y) / max(abs(x), abs(y), rms))
-    for x, y in zip(a[4], b[4]):
+    share = 0.25 if eps > 5e-4 else 1.0  # one element of a coarse dtype may round the other way
+    for x, y in ((a[3][2], b[3][2]), (a[3][3], b[3][3]), *zip(a[4], b[4])):
         if isinstance(x, str) or isinstance(y, str):
             errors.append(0.0 if x == y else math.inf)
         else:
-            errors.append(abs(x - y) / max(abs(x), abs(y), rms))
+            errors.append(share * abs(x - y) / max(abs(x), abs(y), rms))
     error = max(errors)
     if note:  # another dtype: its own rounding is no more than what it must cost, but it is a difference
         error = max(error, eps / 4)
@@ -5339,9 +5408,21 @@ def _look_through(calls: list[Call], known: set[Any], code: CodeMap, is_test: bo
 
 
 def _matching(left: list[Any], right: list[Any]) -> list[tuple[int | None, int | None]]:
-    """Index pairs of two sequences of labels in order; `None` on the side that lacks an element."""
+    """Index pairs of two sequences of labels in order; `None` on the side that lacks an element.
+
+    Where a loop went round equally often on both sides, its rounds are paired one by one.
+    """
     if left == right:
         return [(i, i) for i in range(len(left))]
+    rounds = next((label for label in dict.fromkeys(left) if isinstance(label, tuple) and label[0] == "target" and 1 < left.count(label) == right.count(label)), None) if len(left) < 20000 else None
+    if rounds is not None:
+        cuts = [[0] + [i for i, label in enumerate(labels) if label == rounds] + [len(labels)] for labels in (left, right)]
+        paired: list[tuple[int | None, int | None]] = []
+        for a1, a2, b1, b2 in zip(cuts[0], cuts[0][1:], cuts[1], cuts[1][1:]):
+            skip = int(a2 > a1 and b2 > b1 and left[a1] == rounds == right[b1])
+            paired += [(a1, b1)][:skip]
+            paired += [(None if a is None else a1 + skip + a, None if b is None else b1 + skip + b) for a, b in _matching(left[a1 + skip : a2], right[b1 + skip : b2])]
+        return paired
     start = 0
     while start < min(len(left), len(right)) and left[start] == right[start]:
         start += 1
@@ -5412,18 +5493,35 @@ def _compare(pair: Pair, code: CodeMap) -> None:
     pair.names = _name_map(new, old, code)
     for name, value in new.ins.items():
         twin = pair.names.get(name, name)
+        if twin not in old.ins and (found := _last_value(old, twin)) is not None:
+            old.ins = {**old.ins, twin: found}
         if twin in old.ins:
             pair.ins[name] = delta(old.ins[twin], value)
     for name, value in new.outs.items():
         twin = pair.names.get(name, name)
         if twin in old.outs:
             pair.outs[name] = delta(old.outs[twin], value)
+        elif name.startswith("&"):
+            pair.outs[name] = delta(0, value)
         elif twin in old.ins and name not in (w_text for w_text in _written_names(new)):
             pair.outs[name] = delta(old.ins[twin], value)  # changed in place on the test side only
     for twin, value in old.outs.items():
         name = next((n for n, t in pair.names.items() if t == twin), twin)
-        if name not in new.outs and name in new.ins and twin not in _written_names(old):
+        if twin.startswith("&") and twin not in new.outs and pair.either.kind == "stmt":
+            pair.outs[twin] = delta(value, 0)
+        elif name not in new.outs and name in new.ins and twin not in _written_names(old):
             pair.outs[name] = delta(value, new.ins[name])  # changed in place on the baseline only
+
+
+def _last_value(done: Exec, name: str) -> Any:
+    """The value of a name in the same call before an execution that does not read it."""
+    execs = done.call.execs
+    start = next((i for i in range(len(execs) - 1, -1, -1) if execs[i] is done), 0)
+    for other in reversed(execs[max(0, start - 200) : start]):
+        for values in (other.outs, other.ins):
+            if name in values:
+                return values[name]
+    return None
 
 
 def _written_names(done: Exec) -> list[str]:
@@ -5446,7 +5544,7 @@ def _name_map(new: Exec, old: Exec, code: CodeMap) -> dict[str, str]:
     result: dict[str, str] = {}
     renamed = code.renamed.get(id(a.func), {})
     for ours, theirs in ((a.reads, b.reads), (a.writes, b.writes)):
-        if a.shape == b.shape and len(ours) == len(theirs):
+        if a.shape == b.shape and len(ours) == len(theirs) and code.is_renaming(a, b):
             result.update({str(x): str(y) for x, y in zip(ours, theirs)})
         else:
             known = {str(y) for y in theirs}
@@ -5564,7 +5662,7 @@ class Evidence:
 
     def matters(self, found: Delta) -> bool:
         """Whether a difference is more than rounding."""
-        return found.error > max(ROUNDING_UNITS * found.eps if found.eps < 1e-3 else 2 * found.eps, EXACT)
+        return found.error > max(ROUNDING_UNITS * found.eps if found.eps < 5e-4 else found.eps, EXACT) or found.note.startswith("类型")
 
     def _alive_values(self) -> set[str]:
         """Differing values of the test side that reach the loss that is propagated back, a gradient, or the training's state."""
@@ -5600,6 +5698,11 @@ class Evidence:
         """Whether the models of both sides have different numbers of weights (a tie was lost or made)."""
         looks = [p for p in self.pairs if p.either.kind == "state" and p.test and p.baseline]
         return any(len(p.test.outs) != len(p.baseline.outs) for p in looks)
+
+    def noise_before(self, place: float) -> float:
+        """What nine in ten of the tensors printed before `place` differ by at most."""
+        errors = sorted(d.error for p in self.pairs if p.place < place for d in p.outs.values() if d.eps and math.isfinite(d.error))
+        return errors[int(0.9 * len(errors))] if errors else 0.0
 
     def source_of(self, pair: Pair) -> Pair:
         """The pair whose inputs went in: of a function's entry the calling statement, of a loop's target its header."""
@@ -5690,14 +5793,41 @@ def judge(pairs: list[Pair], traces: dict[str, Trace], code: CodeMap, threshold:
         candidate = _judge_pair(pair, evidence)
         if candidate is not None:
             found.append(candidate)
-    if evidence.has_other_weights():
-        found += [make_candidate(Outcome.ORIGIN, p, evidence, "只有一侧在这里换掉了一个权重对象", kind=Kind.PARAMETER) for p in pairs
-                  if (p.test is None or p.baseline is None) and any(name.startswith("&") for name in p.either.outs)]
     found += judge_gradients(pairs, traces, evidence)
+    _prefer_aliases(found, pairs, evidence)
     return _best_first(found)
 
 
+def _changes_in_place(candidate: Candidate) -> bool:
+    """Whether all that differs was changed in place on one side only, by a statement that both sides have alike."""
+    pair = candidate.pair
+    if not (pair.test and pair.baseline) or candidate.outcome is not Outcome.ORIGIN:
+        return False
+    differing = [name for name, d in pair.outs.items() if d.error]
+    return pair.either.kind == "state" or (pair.either.kind == "stmt" and not set(differing) & set(_written_names(pair.test)) and "return" not in differing)
+
+
+def _prefer_aliases(found: list[Candidate], pairs: list[Pair], evidence: Evidence) -> None:
+    """Where a value changed that should not have: it shares its memory with another one since a changed statement made it so."""
+    best = min(found, key=lambda c: c.rank, default=None)
+    is_other_model = evidence.has_other_weights()
+    is_weight_gap = best is not None and best.outcome is Outcome.GAP and any(isinstance(new, list) and new and new[0] in ("M", "w") and not same for _, _, _, new, same in best.evidence)
+    if best is None or not (_changes_in_place(best) or is_other_model or is_weight_gap):
+        return
+    for pair in pairs:
+        if pair.place >= best.rank[2] and not is_other_model:
+            break
+        names = [n for n, d in pair.outs.items() if n.startswith("&") and d.error] if pair.test and pair.baseline else []
+        lone = [n for n in pair.either.outs if n.startswith("&")] if is_other_model and not (pair.test and pair.baseline) else []
+        if lone or (names and pair.stmt is not None and evidence.code.differs(pair.stmt)):
+            candidate = make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里是否共用同一个对象不同", kind=Kind.CODE_DIFFERS)
+            candidate.rank = (False, False, min(pair.place, best.rank[2] - 0.5))
+            found.append(candidate)
+            return
+
+
 def _best_first(found: list[Candidate]) -> list[Candidate]:
+    found = [c for c in found if c.test or c.baseline]
     unique: dict[Any, Candidate] = {}
     for candidate in sorted(found, key=lambda c: c.rank):
         unique.setdefault((candidate.test, candidate.baseline), candidate)
@@ -5729,21 +5859,31 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
 def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
     """The state of the training differs where it agreed at the look before: what was executed in between did it."""
     stmt = pair.either.during.site.stmt if pair.either.during is not None and pair.either.during.site else None
-    previous = {"s": "S", "g": "g", "S": "g", "p": "p"}[pair.either.label]
     if stmt is not None and "backward" in stmt.roles:
         return None
+    is_hyper = pair.either.label == "S" and "optimizer" in pair.outs and bool(pair.outs["optimizer"].error)
+    if pair.either.label == "S" and not is_hyper and not any(d.error for name, d in pair.outs.items() if name.startswith("grad")):
+        return None
+    previous = "s" if is_hyper else {"s": "S", "g": "g", "S": "g", "p": "p"}[pair.either.label]
     index = evidence.index[id(pair)]
-    for at in range(index - 1, -1, -1):
-        other = evidence.pairs[at]
-        if other.test and other.baseline and other.either.kind == "state" and other.either.label == previous:
-            is_gradient = pair.either.label in "gS"
-            if any(d.error for d in other.outs.values()) or (is_gradient and not any(d.error for name, d in pair.outs.items() if name.startswith(("grad", "m")))):
-                return None
-            lone = [p for p in evidence.pairs[at:index] if not (p.test and p.baseline) and p.stmt is not None and (not is_gradient or "grads" in p.stmt.roles)]
-            if is_gradient and (lone or pair.either.label == "S"):
-                return make_candidate(Outcome.ORIGIN, lone[0], evidence, "只有一侧在这里改变了梯度", kind=Kind.OPTIMIZER) if lone else None
-            return make_candidate(Outcome.ORIGIN, pair, evidence, "执行前训练状态一致, 执行后不一致", kind=Kind.OPTIMIZER)
-    return None
+    at = next((i for i in range(index - 1, -1, -1) if evidence.pairs[i].either.label == previous and evidence.pairs[i].test and evidence.pairs[i].baseline), None)
+    if at is None and not is_hyper:
+        return None
+    if at is not None and any(d.error for name, d in evidence.pairs[at].outs.items() if not is_hyper or name == "optimizer"):
+        return None
+    role = "update" if is_hyper else "grads" if pair.either.label in "gS" else ""
+    lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p.stmt, role)]
+    if lone and (role or stmt is None):
+        reason = "只有一侧, 或两侧以不同的顺序, 在这里改变了" + ("优化器的设置" if is_hyper else "梯度" if role else "训练状态")
+        return make_candidate(Outcome.ORIGIN, lone[0], evidence, reason, kind=Kind.OPTIMIZER)
+    if pair.either.label == "S":
+        return None
+    return make_candidate(Outcome.ORIGIN, pair, evidence, "执行前训练状态一致, 执行后不一致", kind=Kind.OPTIMIZER)
+
+
+def _is_state_change(stmt: Stmt, role: str) -> bool:
+    """Whether a statement may change what a look at the state shows: gradients, or an optimizer's settings."""
+    return role == "" or role in stmt.roles or (role == "update" and ".step(" in stmt.text)
 
 
 def _explained_inside(pair: Pair) -> bool:
@@ -5766,7 +5906,7 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
     """The draw differs because the generator's state differed before: find where the states parted."""
     index = evidence.index[id(pair)]
     for other in reversed(evidence.pairs[:index]):
-        if not (other.test and other.baseline and other.test.random_after and other.baseline.random_after):
+        if not (other.test and other.baseline and other.test.random_after and other.baseline.random_after) or other.test.pid != pair.test.pid:
             continue
         before = other.test.random_before[component] == other.baseline.random_before[component]
         after = other.test.random_after[component] == other.baseline.random_after[component]
@@ -5823,9 +5963,9 @@ def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str
     kind = kind or kind_of(pair, test, baseline, differs)
     candidate = Candidate(outcome, kind, test or baseline, place_of(test), place_of(baseline), pair, reason)
     candidate.evidence = evidence_rows(pair, evidence)
-    is_tie = any(name.startswith("&") and d.error for name, d in pair.outs.items())
-    is_whole = outcome is Outcome.GRADIENT or not (pair.test and pair.baseline) or kind is Kind.RANDOM or is_tie
-    is_alive = is_whole or evidence.is_alive(pair)
+    is_whole = outcome is Outcome.GRADIENT or not (pair.test and pair.baseline) or kind is Kind.RANDOM
+    is_volatile = candidate.stmt is not None and VOLATILE_CALL.search(candidate.stmt.text) is not None
+    is_alive = (is_whole or evidence.is_alive(pair)) and not is_volatile
     matters = is_whole or any(evidence.matters(d) for d in pair.outs.values() if not d.is_weak)
     candidate.rank = (not is_alive, not matters, pair.place if place is None else place)
     return candidate
@@ -5858,6 +5998,8 @@ def evidence_rows(pair: Pair, evidence: Evidence) -> list[tuple[str, str, Any, A
     return rows
 
 
+# What differs from run to run by its nature.
+VOLATILE_CALL = re.compile(r"\btime\(|perf_counter|monotonic|getpid|getsockname|uuid|tempfile|mkdtemp|urandom|datetime|hostname|free_port|find_port")
 OPTIMIZER_NAME = re.compile(r"optim|adam|sgd|lion|lamb|muon|clip|grad_norm|sched|warmup|lr_|_lr|momentum|decay", re.I)
 DATA_NAME = re.compile(r"data|batch|collat|sampler|token|loader|mask|label", re.I)
 
@@ -5899,9 +6041,9 @@ def judge_gradients(pairs: list[Pair], traces: dict[str, Trace], evidence: Evide
                     found = delta(twin, value)
                     rows.append((place, pair, name, found, value, twin))
                     worst[id(pair)] = max(worst.get(id(pair), 0.0), found.error)
-    before = 0.0
+    before = evidence.noise_before(min((row[0] for row in rows), default=0))
     for place, pair, name, found, value, twin in sorted(rows, key=lambda row: row[0]):
-        if evidence.matters(found) and found.error > JUMP * before:
+        if (evidence.matters(found) or not before) and found.error > max(JUMP * before, EXACT):
             readers = _readers(pair, name, evidence) or [pair]
             return _gradient_candidates(readers, f"{name} 的梯度", (twin, value), worst, evidence, place)
         before = max(before, found.error)
@@ -5930,7 +6072,8 @@ def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any]
         candidate = make_candidate(Outcome.GRADIENT, reader, evidence, f"前向一致, {what}不一致", kind=Kind.BACKWARD, place=place)
         candidate.evidence.append(("out", what, values[0], values[1], False))
         is_clean = not evidence.matters(Delta(worst.get(id(reader), 0.0), eps=1.2e-7))
-        candidate.rank += (not is_clean, not evidence.code.differs(reader.stmt), -_depth(reader), evidence.index[id(reader)])
+        differs = reader.stmt is not None and (reader.test is None or evidence.code.differs(reader.stmt))
+        candidate.rank += (not is_clean, not differs, -_depth(reader), evidence.index[id(reader)])
         result.append(candidate)
     return result
 
@@ -5948,20 +6091,44 @@ def _is_after_backward(pair: Pair) -> bool:
 
 
 def _parameter_gradients(pairs: list[Pair], worst: dict[int, float], evidence: Evidence) -> list[Candidate]:
-    """Every activation's gradient agrees, a parameter's does not: a statement that reads this parameter."""
+    """Every activation's gradient agrees, parameters' do not: few, the statements that read them; most, what gathers gradients."""
     labels = ("g",) if any(p.either.kind == "state" and p.either.label == "g" for p in pairs) else ("S",)
-    for pair in pairs:
-        if pair.either.kind != "state" or not (pair.test and pair.baseline) or pair.either.label not in labels:
-            continue
-        if pair.either.label == "g" and not _is_after_backward(pair):
-            return []
-        for name, found in pair.outs.items():
-            if evidence.matters(found) and not found.is_weak:
-                twin = pair.names.get(name, name)
-                attribute = [part for part in name.split(".") if part not in ("weight", "bias")][-1]
-                readers = [p for p in pairs if p.test and p.baseline and p.either.kind == "stmt" and any(attribute in text.split(".") for text in p.test.ins)]
-                return _gradient_candidates(readers or [pair], f"参数 {name} 的梯度", (pair.baseline.outs.get(twin), pair.test.outs[name]), worst, evidence, pair.place)
-    return []
+    looks = [p for p in pairs if p.either.kind == "state" and p.either.label in labels and p.test and p.baseline]
+    look = next((p for p in looks if any(d.error and not d.is_weak for name, d in p.outs.items() if name.startswith(("m", "grad")))), None)
+    if look is None or (look.either.label == "g" and not _is_after_backward(look)):
+        return []
+    gradients = {name: d for name, d in look.outs.items() if name.startswith(("m", "grad")) and not d.is_weak}
+    wrong = [name for name, d in gradients.items() if evidence.matters(d) or (d.error and not evidence.noise_before(look.place))]
+    if not wrong:
+        return []
+    values = look.baseline.outs.get(look.names.get(wrong[0], wrong[0])), look.test.outs[wrong[0]]
+    if worst and len(wrong) > 0.7 * len(gradients):
+        return _gradient_candidates(_around(look, evidence) or [look], "累积或归约后的参数梯度", values, worst, evidence, look.place)
+    found = []
+    for name in wrong[:3]:
+        parts = [part for part in name.split(".") if part not in ("weight", "bias")]
+        readers = [p for p in pairs if p.test and p.baseline and p.either.kind == "stmt" and p.place < look.place and _reads_weight(p, name, parts)]
+        found += readers
+    return _gradient_candidates(found or _around(look, evidence) or [look], f"参数 {wrong[0]} 的梯度", values, worst, evidence, look.place)
+
+
+def _reads_weight(pair: Pair, name: str, parts: list[str]) -> bool:
+    """Whether a statement reads the weight `name` of a model, in a computation (an output has a gradient to pass)."""
+    has_gradient = any(isinstance(v, list) and v and v[0] == "T" and v[5] for v in pair.test.outs.values())
+    return has_gradient and any(parts and parts[-1] in text.split(".") or name.split(".")[-1] in text.split(".") and parts[-1:] == parts[:1] for text in pair.test.ins)
+
+
+def _around(look: Pair, evidence: Evidence) -> list[Pair]:
+    """Executions near the backward pass, in its function and in those that called it, that the sides do not have alike."""
+    call, found = look.test.call, []
+    while call is not None:
+        near = [p for p in evidence.pairs if p.stmt is not None and p.place <= look.place and p.either.call in (call,) and (p.baseline is None or evidence.code.differs(p.stmt))]
+        found += [p for p in reversed(near) if p.test is not None]
+        lone = [p for p in evidence.pairs if p.test is None and p.stmt is not None and p.baseline.call.func is not None and call.func is not None
+                and evidence.code.funcs.get(id(call.func)) is p.baseline.call.func and p.place <= look.place]
+        found += lone[-3:]
+        call = call.parent.call if call.parent is not None else None
+    return found[:6]
 
 
 # -- the source behind a place -----------------------------------------------------------------------------------------
@@ -6077,7 +6244,7 @@ def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMa
                 candidate.test, candidate.baseline, candidate.kind = found.test, found.baseline, Kind.CONSTANT
                 continue
         if candidate.outcome is Outcome.ORIGIN and id(candidate.stmt) in code.stmts and not code.differs(candidate.stmt):
-            hidden = _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)
+            hidden = _changed_inside(candidate.pair, code) or _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)
             if hidden is not None:
                 candidate.test, candidate.baseline = place_of(hidden), place_of(code.stmts.get(id(hidden)))
                 candidate.stmt, candidate.kind = hidden, Kind.CODE_DIFFERS
@@ -6101,6 +6268,17 @@ def _defining_line(values: list[tuple[str, Any, Any]], lines: list[ChangedLine])
 
 def _holds(literals: list[Any], wanted: Any) -> bool:
     return any(type(v) in (int, float) and type(wanted) in (int, float) and v == wanted or type(v) is type(wanted) and v == wanted for v in literals)
+
+
+def _changed_inside(pair: Pair, code: CodeMap) -> Stmt | None:
+    """A changed statement that was executed inside a call and whose effect no print could show."""
+    for child in pair.children:
+        inner = _changed_inside(child, code)
+        if inner is not None:
+            return inner
+        if child.test and child.baseline and child.stmt is not None and child.either.kind == "stmt" and code.differs(child.stmt):
+            return child.stmt
+    return None
 
 
 def _hidden_lambda(stmt: Stmt, tree: CodeTree, code: CodeMap) -> Stmt | None:
@@ -6350,6 +6528,9 @@ class Search:
     not_traced: list[str] = field(default_factory=list)
     world: set[str] = field(default_factory=set)
     last_step: int = 0  # the last optimizer step that the prints counted
+    updates: int = 0  # how many updates the whole rerun made
+    lines: int = 0  # how many lines with a loss the log has
+    is_calibrated: bool = False  # whether the window counts the updates of a line
 
 
 def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bool) -> tuple[dict[str, Metrics], Comparison]:
@@ -6509,6 +6690,7 @@ def run_round(search: Search, number: int) -> None:
         traces[side.name] = build_trace(records.records, injection.sites, search.watch.rank)
         search.world |= traces[side.name].ranks
         search.last_step = max((r.step for r in records.records), default=0)
+        search.updates = sum(r.kind == "u" for r in records.records)
         terminal.say(f"  {side.name}: 收到 {traces[side.name].records} 条打印")
         if not traces[side.name].records:
             raise RunError(f"{side.name} 重跑时没有任何打印出现在日志里", "请确认 run_script 运行的就是 code_path 里的代码, 且标准输出没有被丢弃")
@@ -6565,6 +6747,10 @@ def next_watch(search: Search) -> Watch | None:
         return None
     if search.last_step < watch.window[0] and watch.steps_by == "update":
         return dataclasses.replace(watch, steps_by="backward")
+    per_line = round(search.updates / search.lines) if search.lines else 1
+    if per_line > 1 and not search.is_calibrated:
+        search.is_calibrated = True
+        return dataclasses.replace(watch, window=(max(0, (watch.window[1] - 2) * per_line), watch.window[1] * per_line))
     if watch.window[0] > 0:
         return dataclasses.replace(watch, window=(max(0, 2 * watch.window[0] - watch.window[1] - 4) if watch.window[0] > 8 else 0, watch.window[1]))
     if not watch.grads:
@@ -6593,7 +6779,8 @@ def start_search(sides: list[Side], config: Config, folder: Path, comparison: Co
         if not files[side.name]:
             raise RunError(f"{side.name} 的 code_path 里没有可以插入打印的 Python 文件: {tree.root}", "请检查 code_path 和 run_script")
     watch = dataclasses.replace(first_watch(config, comparison), steps_by=steps_counted_by(trees, files))
-    return Search(config, sides, folder, comparison, trees, files, watch)
+    loss = comparison.diffs.get("loss")
+    return Search(config, sides, folder, comparison, trees, files, watch, lines=loss.steps_compared if loss else 0)
 
 
 def conclude(search: Search) -> tuple[Verdict, LocationReport | None, list[LocationReport]]:

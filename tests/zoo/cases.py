@@ -323,7 +323,7 @@ CLIPPING = [
                  "        if for_norm and (param.ndim < 2 or getattr(param, \"duplicate\", False)):\n"),),
          accept=(("lm/optim/clip.py", "if for_norm and (param.ndim < 2 or getattr(param, \"duplicate\", False)):\n            continue"),),
          drift=("renamed", "comments")),
-    Case("replica-not-scaled", "clipping", "misplaced condition", "GC01", args=("--head", "replica", "--clip-grad", "0.3"),
+    Case("replica-not-scaled", "clipping", "misplaced condition", "GC01", args=("--head", "replica"), tolerance=1e-6,
          edits=(("lm/optim/clip.py", "        if for_norm and getattr(param, \"duplicate\", False):\n",
                  "        if getattr(param, \"duplicate\", False):\n"),),
          accept=(("lm/optim/clip.py", "if getattr(param, \"duplicate\", False):\n            continue"),),
