@@ -80,6 +80,7 @@ import tempfile
 import threading
 import time
 import tokenize
+import traceback
 import types
 import typing
 import uuid
@@ -93,6 +94,8 @@ from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, Proto
 
 import pydantic
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 
 __version__ = "0.1.0"
 
@@ -134,21 +137,31 @@ class MsprobeError(PrecisionError):
     """msprobe is absent or failed, or a dump cannot be used (exit 3 only where nothing else can be done)."""
 
 
+PROGRESS_LOG_SECONDS = 60  # how often a progress line is kept where it cannot be overwritten by the next one
+
+
 class Terminal:
     """Everything the user reads: the terminal and a complete copy in `console.log`; secrets are masked in both."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, emoji=False)
         self.secrets: set[str] = set()
         self.warnings: list[str] = []
         self._log: Any = None
         self._early: list[str] = []
+        self._kept_progress_at = -math.inf
+        self._is_progress_shown = False
 
     def open_log(self, path: Path) -> None:
         """Start `console.log` at `path`; what was said before is written first."""
-        self._log = path.open("a", encoding="utf-8")
+        self._log = path.open("a", encoding="utf-8", errors="backslashreplace")
         for text in self._early:
             self._write_log(text)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether `console.log` is being written."""
+        return self._log is not None
 
     def redact(self, text: str) -> str:
         """Mask every known secret in `text`."""
@@ -162,13 +175,30 @@ class Terminal:
         self._write_log(text) if self._log else self._early.append(text)
 
     def _write_log(self, text: str) -> None:
-        self._log.write(text + "\n")
-        self._log.flush()
+        """A full disk must not end a search that may have cost hours."""
+        try:
+            self._log.write(text + "\n")
+            self._log.flush()
+        except OSError as error:
+            self._log = None
+            self._show(f"警告: console.log 写不进去（{reason_of(error)}），之后的内容只显示在终端上", style="yellow")
+
+    def _show(self, text: str, **how: Any) -> None:
+        """A terminal that is gone (`| head`, a closed window) must not end it either: the log has everything."""
+        try:
+            if self._is_progress_shown:
+                self.console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            self._is_progress_shown = how.get("end") == "\r"
+            self.console.print(self.redact(text), markup=False, **how)
+        except (OSError, SystemExit):  # rich exits when its pipe is closed
+            self.console.quiet = True
+            with contextlib.suppress(OSError, ValueError):  # else Python fails at exit to flush what nobody reads
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Show one piece of text."""
         self.log(text)
-        self.console.print(self.redact(text), style=style, markup=False)
+        self._show(text, style=style)
 
     def rule(self, title: str, width: int = 60) -> None:
         """Show a title between two rules, as in the sample of the mission."""
@@ -179,15 +209,20 @@ class Terminal:
         self.say(f"\n[{number}/{total}] {text}", style="bold")
 
     def progress(self, text: str) -> None:
-        """Show where something long is; on a terminal the line is overwritten by the next one."""
-        self.log(text)
+        """Show where something long is; on a terminal the line is overwritten by the next one, elsewhere few are kept."""
+        if is_kept := time.monotonic() - self._kept_progress_at >= PROGRESS_LOG_SECONDS:
+            self._kept_progress_at = time.monotonic()
+            self.log(text)
         if self.console.is_terminal:
-            self.console.print(self.redact(text), end="\r", markup=False, overflow="ellipsis", no_wrap=True)
+            self._show(text, end="\r", overflow="ellipsis", no_wrap=True, soft_wrap=False)
+        elif is_kept:
+            self._show(text)
 
     def warn(self, text: str) -> None:
         """Show a warning once and keep it for the report."""
+        text = self.redact(text)
         if text not in self.warnings:
-            self.warnings.append(self.redact(text))
+            self.warnings.append(text)
             self.say(f"警告: {text}", style="yellow")
 
 
@@ -600,11 +635,11 @@ class Problem:
 CHECK_SECONDS = 10  # for parsing one side's code: a large tree on a slow disk must not delay the training
 
 
-def check_setup(config: Config, sides: list[Side]) -> list[Problem]:
-    """Everything that can be refused, or should be known, before a training is launched."""
+def check_setup(config: Config, sides: list[Side], launches: bool = True) -> list[Problem]:
+    """Everything that can be refused, or should be known, before a training is launched (if one will be: `launches`)."""
     problems: list[Problem] = []
     for side in sides:
-        for check in (check_code, check_script, check_log):
+        for check in (check_code, *([check_script] if launches else []), check_log):
             try:
                 problems += check(side)
             except HostError as error:
@@ -3426,6 +3461,10 @@ def _evaluated(node: ast.AST) -> list[ast.AST]:
         return node.targets + [node.value]
     if isinstance(node, ast.AnnAssign):
         return [node.target, node.value]
+    if isinstance(node, ast.AugAssign):
+        target = copy.copy(node.target)
+        target.ctx = ast.Load()
+        return [target, node.value]
     return list(ast.iter_child_nodes(node))
 
 
@@ -3566,7 +3605,7 @@ RANDOM_CALL = re.compile(r"\b(rand\w*|normal_?|uniform_?|bernoulli_?|dropout|shu
 
 
 def _roles(node: ast.stmt, text: str) -> frozenset[str]:
-    roles = set()
+    roles = {"effect"} if isinstance(node, ast.Expr) else set()
     if BACKWARD_CALL.search(text) and not text.startswith("def "):
         roles.add("backward")
     update = UPDATE_CALL.search(text)
@@ -4139,7 +4178,8 @@ class ProbeRuntime:
                 continue
             signature, old, _ = kept.get(text, (None, None, 0))
             is_written = index < self.sites[site][4] or text not in read
-            if not is_written and signature is not None and signature == self.signature(item):
+            has_effect = "effect" in self.sites[site][3]  # native code may write without telling the version counter
+            if not is_written and not has_effect and signature is not None and signature == self.signature(item):
                 continue
             summary = self.summary(item, 0)
             if is_written or old != summary:
@@ -4480,7 +4520,8 @@ class ProbeRuntime:
             return ["l", len(items), [self.summary(v, depth + 1) for v in items[:16]] if depth < 3 else None]
         if isinstance(item, dict):
             pairs = list(item.items())[:24]
-            return ["m", len(item), [[str(k)[:40], self.summary(v, depth + 1)] for k, v in pairs] if depth < 3 else None]
+            named = [(str(k)[:40] if isinstance(k, (str, int, float)) else "%s %d" % (type(k).__name__, i), v) for i, (k, v) in enumerate(pairs)]
+            return ["m", len(item), [[k, self.summary(v, depth + 1)] for k, v in named] if depth < 3 else None]
         if isinstance(item, (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)) or depth > 1:
             return None
         groups = getattr(item, "__dict__", {}).get("param_groups")
@@ -4501,11 +4542,13 @@ class ProbeRuntime:
 
     def module_summary(self, module, depth):
         """The weights of a module from a library; of a module of the user only its kind, its statements print themselves."""
+        if "_parameters" not in module.__dict__:  # its __init__ has not come that far
+            return ["M", type(module).__name__]
         if id(module) not in self.modules or self.modules[id(module)]() is not module:
             self.modules[id(module)] = weakref.ref(module)
         home = sys.modules.get(type(module).__module__)
         if hasattr(home, self.settings["tag"] + "_i") or depth:
-            return ["M", type(module).__name__, bool(module.training)] + self.weights_digest(module)
+            return ["M", type(module).__name__, bool(module.__dict__.get("training"))] + self.weights_digest(module)
         tensors = self.tensors_of(module, "", 8, True)
         plain = [[k, v] for k, v in sorted(module.__dict__.items()) if k != "training" and not k.startswith("_") and isinstance(v, (bool, int, float, str))]
         return self.shared(["w", type(module).__name__, [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
@@ -4515,7 +4558,7 @@ class ProbeRuntime:
         torch, norm, weighted, settings = sys.modules["torch"], 0.0, 0.0, 0
         tensors = self.tensors_of(module, "", 2000, True)
         for index, (_, tensor, _) in enumerate(tensors):
-            key = (id(tensor), tensor._version, tensor.data_ptr())
+            key = (id(tensor), tensor._version, tensor.data_ptr(), self.updates + self.hook_updates)
             if key not in self.digests:
                 if len(self.digests) > 5000:
                     self.digests.clear()
@@ -4525,7 +4568,7 @@ class ProbeRuntime:
             weighted += self.digests[key][1] * (1.0 + index * 0.7548776662466927 % 1)
         for inner in self.submodules(module):
             if type(inner).__module__.startswith("torch."):
-                plain = sorted((k, v) for k, v in inner.__dict__.items() if not k.startswith("_") and isinstance(v, (bool, int, float)))
+                plain = sorted((k, v) for k, v in inner.__dict__.items() if k[0] != "_" and k != "training" and isinstance(v, (bool, int, float)))
                 settings = zlib.crc32(repr(plain).encode(), settings)
         return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), settings]
 
@@ -4942,6 +4985,7 @@ class Exec:
     children: list["Call"] = field(default_factory=list)
     number: int = 0
     pid: int = 0
+    anchor: int = -1  # index, in its call, of the last execution before it that the other side has too
     during: "Exec | None" = None  # of a look at the state: the statement that was being executed
     is_closed: bool = False
 
@@ -4957,12 +5001,15 @@ class Call:
     orphans: list["Call"] = field(default_factory=list)
 
 
+Gradients = dict[tuple[int, int, str], list[tuple[int, Any]]]  # (process, number of the record, name) -> (place, value)
+
+
 @dataclass
 class Trace:
     """What one side did, as a tree of calls per process and thread, and the gradients by (record number, name)."""
 
     roots: list[Call]
-    gradients: dict[tuple[int, int, str], list[tuple[int, Any]]]
+    gradients: Gradients
     records: int
     ranks: set[str]
 
@@ -5207,6 +5254,7 @@ class Delta:
     note: str = ""
     is_weak: bool = False
     eps: float = 0.0
+    has_tensor: bool = False
 
 
 EPSILON = {"float64": 2.2e-16, "double": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3, "complex64": 1.2e-7}
@@ -5219,7 +5267,7 @@ def delta(baseline: Any, test: Any) -> Delta:
         return Delta(eps=_eps(baseline))
     kinds = (baseline[0] if isinstance(baseline, list) and baseline else "", test[0] if isinstance(test, list) and test else "")
     if kinds == ("T", "T"):
-        return _tensor_delta(baseline, test)
+        return dataclasses.replace(_tensor_delta(baseline, test), has_tensor=True)
     numbers = _plain_number(baseline), _plain_number(test)
     if None not in numbers:
         is_exact = all(isinstance(v, (bool, int)) for v in (baseline, test))
@@ -5282,7 +5330,7 @@ def _container_delta(a: list[Any], b: list[Any]) -> Delta:
         found = delta(x, y)
         if (not found.is_weak, found.error) > (not worst.is_weak and worst.error > 0, worst.error) and found.error > 0:
             worst = found
-    return dataclasses.replace(worst, is_weak=worst.is_weak or a[0] == "o")
+    return dataclasses.replace(worst, is_weak=worst.is_weak or (a[0] == "o" and not worst.has_tensor))
 
 
 def _eps(value: Any) -> float:
@@ -5447,9 +5495,11 @@ def _align_execs(old: list[Exec], new: list[Exec], parent: Pair | None, code: Co
     lone_old: list[Exec] = []
     lone_new: list[Exec] = []
     made: list[Pair] = []
+    anchor = -1
     for a, b in _matching([_exec_label(e, code, False) for e in old], [_exec_label(e, code, True) for e in new]):
         if a is not None and b is not None:
             _align_lone(lone_old, lone_new, made, parent, code, pairs)
+            old[a].anchor, anchor = anchor, a
             _add_pair(new[b], old[a], parent, code, pairs)
         elif a is None:
             lone_new.append(new[b])
@@ -5514,10 +5564,14 @@ def _compare(pair: Pair, code: CodeMap) -> None:
 
 
 def _last_value(done: Exec, name: str) -> Any:
-    """The value of a name in the same call before an execution that does not read it."""
+    """The value that a name had where the sides were last in step, for an execution that does not read it itself."""
     execs = done.call.execs
-    start = next((i for i in range(len(execs) - 1, -1, -1) if execs[i] is done), 0)
-    for other in reversed(execs[max(0, start - 200) : start]):
+    for other in execs[done.anchor + 1 : done.anchor + 200]:
+        if other is done or name in other.ins:
+            return other.ins.get(name)
+        if name in other.outs:
+            break
+    for other in reversed(execs[max(0, done.anchor - 200) : done.anchor + 1]):
         for values in (other.outs, other.ins):
             if name in values:
                 return values[name]
@@ -5614,7 +5668,8 @@ class Candidate:
     evidence: list[tuple[str, str, Any, Any, bool]] = field(default_factory=list)  # phase, name, baseline, test, agree
 
 
-ROUNDING_UNITS = 64  # an output error below this many rounding units is what another kernel may cost
+ROUNDING_UNITS = 8  # an output error below this many rounding units is what another order of summation may cost
+NOISE_FACTOR = 10.0  # and below this many times what the runs differ by anyway, what another kernel may cost
 JUMP = 30.0  # an output error this many times the largest input error is made here, not handed on
 
 
@@ -5632,6 +5687,7 @@ class Evidence:
         self.index = {id(pair): i for i, pair in enumerate(pairs)}
         for i, pair in enumerate(pairs):
             self._note_values(i, pair)
+        self._measure_noise()
         self.alive = self._alive_values()
 
     def keys(self, pair: Pair, side: str) -> set[Any]:
@@ -5660,9 +5716,36 @@ class Evidence:
             for part in _parts(value):
                 self.lone_makers.setdefault((side, part), []).append(i)
 
-    def matters(self, found: Delta) -> bool:
-        """Whether a difference is more than rounding."""
-        return found.error > max(ROUNDING_UNITS * found.eps if found.eps < 5e-4 else found.eps, EXACT) or found.note.startswith("类型")
+    def matters(self, found: Delta, place: float = math.inf) -> bool:
+        """Whether a difference at `place` is more than rounding, and more than the noise of the runs up to there."""
+        if found.note.startswith("类型"):
+            return found.error > EXACT
+        noise = self.noise_before(place)
+        rounding = ROUNDING_UNITS * found.eps if found.eps < 5e-4 else found.eps if noise else found.eps / 4
+        return found.error > max(rounding, NOISE_FACTOR * noise, EXACT)
+
+    def noise_before(self, place: float) -> float:
+        """What nine in ten of the tensors printed before `place` differ by at most."""
+        position = bisect.bisect_left(self.noise_places, place)
+        return self.noise_levels[position - 1] if position else 0.0
+
+    def _measure_noise(self) -> None:
+        """Fill `noise_levels`: the running ninth decile of the tensors' errors, in classes of powers of two."""
+        classes: collections.Counter[int] = collections.Counter()
+        total = 0
+        self.noise_places, self.noise_levels = [], []
+        for pair in self.pairs:
+            for found in pair.outs.values():
+                if found.eps and math.isfinite(found.error):
+                    classes[math.frexp(found.error)[1] if found.error else -1100] += 1
+                    total += 1
+            rest, level = total // 10, -1100
+            for level in sorted(classes, reverse=True):
+                rest -= classes[level]
+                if rest < 0:
+                    break
+            self.noise_places.append(pair.place)
+            self.noise_levels.append(math.ldexp(1.0, level) if level > -1100 else 0.0)
 
     def _alive_values(self) -> set[str]:
         """Differing values of the test side that reach the loss that is propagated back, a gradient, or the training's state."""
@@ -5698,11 +5781,6 @@ class Evidence:
         """Whether the models of both sides have different numbers of weights (a tie was lost or made)."""
         looks = [p for p in self.pairs if p.either.kind == "state" and p.test and p.baseline]
         return any(len(p.test.outs) != len(p.baseline.outs) for p in looks)
-
-    def noise_before(self, place: float) -> float:
-        """What nine in ten of the tensors printed before `place` differ by at most."""
-        errors = sorted(d.error for p in self.pairs if p.place < place for d in p.outs.values() if d.eps and math.isfinite(d.error))
-        return errors[int(0.9 * len(errors))] if errors else 0.0
 
     def source_of(self, pair: Pair) -> Pair:
         """The pair whose inputs went in: of a function's entry the calling statement, of a loop's target its header."""
@@ -5772,6 +5850,8 @@ def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
     yield _frozen(old), _frozen(new)
     if not (isinstance(old, list) and isinstance(new, list) and old and new and old[0] == new[0]):
         return
+    if old[0] == "M" and len(old) == len(new) == 7 and old[6] != new[6]:
+        yield f"settings {old[6]}", f"settings {new[6]}"
     if old[0] == "l":
         for x, y in zip(old[2] or [], new[2] or []):
             yield from _differences(x, y)
@@ -5785,7 +5865,7 @@ def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
             yield from _differences(["m", 0, x], ["m", 0, y])
 
 
-def judge(pairs: list[Pair], traces: dict[str, Trace], code: CodeMap, threshold: float) -> list[Candidate]:
+def judge(pairs: list[Pair], gradients: dict[str, Gradients], code: CodeMap, threshold: float) -> list[Candidate]:
     """Candidates for the first place at which the runs part, best first."""
     evidence = Evidence(pairs, code, threshold)
     found: list[Candidate] = []
@@ -5793,7 +5873,7 @@ def judge(pairs: list[Pair], traces: dict[str, Trace], code: CodeMap, threshold:
         candidate = _judge_pair(pair, evidence)
         if candidate is not None:
             found.append(candidate)
-    found += judge_gradients(pairs, traces, evidence)
+    found += judge_gradients(pairs, gradients, evidence)
     _prefer_aliases(found, pairs, evidence)
     return _best_first(found)
 
@@ -5840,7 +5920,7 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
         return None
     if pair.either.kind == "state":
         return _judge_state(pair, evidence)
-    if _explained_inside(pair):
+    if _explained_inside(pair) or _is_transport(pair, evidence):
         return None
     source = evidence.source_of(pair)
     strong = [d for d in pair.outs.values() if d.error and not d.is_weak]
@@ -5872,18 +5952,25 @@ def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
     if at is not None and any(d.error for name, d in evidence.pairs[at].outs.items() if not is_hyper or name == "optimizer"):
         return None
     role = "update" if is_hyper else "grads" if pair.either.label in "gS" else ""
-    lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p.stmt, role)]
+    lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, role)]
     if lone and (role or stmt is None):
         reason = "只有一侧, 或两侧以不同的顺序, 在这里改变了" + ("优化器的设置" if is_hyper else "梯度" if role else "训练状态")
-        return make_candidate(Outcome.ORIGIN, lone[0], evidence, reason, kind=Kind.OPTIMIZER)
+        first = lone[0]
+        same = [p for p in lone if evidence.code.funcs.get(id(p.stmt.func), p.stmt.func) is evidence.code.funcs.get(id(first.stmt.func), first.stmt.func)]
+        twins = next((p for p in same if p.test), None), next((p for p in same if p.baseline), None)
+        return make_candidate(Outcome.ORIGIN, first, evidence, reason, kind=Kind.OPTIMIZER, lone=twins)
     if pair.either.label == "S":
         return None
     return make_candidate(Outcome.ORIGIN, pair, evidence, "执行前训练状态一致, 执行后不一致", kind=Kind.OPTIMIZER)
 
 
-def _is_state_change(stmt: Stmt, role: str) -> bool:
-    """Whether a statement may change what a look at the state shows: gradients, or an optimizer's settings."""
-    return role == "" or role in stmt.roles or (role == "update" and ".step(" in stmt.text)
+def _is_state_change(pair: Pair, role: str) -> bool:
+    """Whether an execution may change what a look at the state shows: gradients, an optimizer's settings, any weights."""
+    stmt = pair.stmt
+    if role:
+        return role in stmt.roles or (role == "update" and ".step(" in stmt.text)
+    changed = set(pair.either.outs) - set(_written_names(pair.either)) - {"=", "return", "yield"}
+    return bool(changed) or "collective" in stmt.roles
 
 
 def _explained_inside(pair: Pair) -> bool:
@@ -5891,6 +5978,13 @@ def _explained_inside(pair: Pair) -> bool:
     returns = [c for c in pair.children if c.stmt and isinstance(c.stmt.node, ast.Return) and c.test and c.baseline]
     inner = returns or [c for c in pair.children if c.either.kind not in ("entry", "state")]
     return any(d.error and not d.is_weak for c in inner for d in c.outs.values())
+
+
+def _is_transport(pair: Pair, evidence: Evidence) -> bool:
+    """Whether everything that differs was put out before, with the same two values, and only comes along here again."""
+    index = evidence.index[id(pair)]
+    keys = [next(evidence.value_keys(pair, name, "outs")) for name, d in pair.outs.items() if d.error and not d.is_weak]
+    return bool(keys) and all(len(key[1]) > 60 and bisect.bisect_left(evidence.makers.get(key, []), index) for key in keys)
 
 
 def _random_component(pair: Pair) -> int | None:
@@ -5960,15 +6054,26 @@ def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str
         test = lone[0].stmt if lone[0] is not None else test
         baseline = lone[1].stmt if lone[1] is not None else evidence.code.stmts.get(id(test), baseline)
     differs = test is None or baseline is None or evidence.code.differs(test)
+    if test is None and baseline is not None:
+        test = neighbour(baseline, evidence.code)
     kind = kind or kind_of(pair, test, baseline, differs)
     candidate = Candidate(outcome, kind, test or baseline, place_of(test), place_of(baseline), pair, reason)
     candidate.evidence = evidence_rows(pair, evidence)
     is_whole = outcome is Outcome.GRADIENT or not (pair.test and pair.baseline) or kind is Kind.RANDOM
     is_volatile = candidate.stmt is not None and VOLATILE_CALL.search(candidate.stmt.text) is not None
     is_alive = (is_whole or evidence.is_alive(pair)) and not is_volatile
-    matters = is_whole or any(evidence.matters(d) for d in pair.outs.values() if not d.is_weak)
+    matters = is_whole or any(evidence.matters(d, pair.place) for d in pair.outs.values() if not d.is_weak)
     candidate.rank = (not is_alive, not matters, pair.place if place is None else place)
     return candidate
+
+
+def neighbour(baseline: Stmt, code: CodeMap) -> Stmt | None:
+    """Where a statement that only the baseline has would stand on the test side: the one before it, else the one behind it."""
+    statements = baseline.func.statements
+    for other in statements[baseline.index :: -1] + statements[baseline.index :]:
+        if id(other) in code.back and code.back[id(other)].func is code.func_back.get(id(baseline.func)):
+            return code.back[id(other)]
+    return None
 
 
 def _statements_of(pair: Pair) -> tuple[Stmt | None, Stmt | None]:
@@ -6027,7 +6132,7 @@ def kind_of(pair: Pair, test: Stmt | None, baseline: Stmt | None, differs: bool)
     return Kind.OPERATOR
 
 
-def judge_gradients(pairs: list[Pair], traces: dict[str, Trace], evidence: Evidence) -> list[Candidate]:
+def judge_gradients(pairs: list[Pair], gradients: dict[str, Gradients], evidence: Evidence) -> list[Candidate]:
     """Walk the gradients in the order in which autograd made them; the first that differs names the statement it went through.
 
     The gradient of a value is made by the statements that read it, so those whose own output gradients agree are meant.
@@ -6036,25 +6141,25 @@ def judge_gradients(pairs: list[Pair], traces: dict[str, Trace], evidence: Evide
     worst: dict[int, float] = {}
     for pair in pairs:
         if pair.test and pair.baseline and pair.test.number and pair.baseline.number:
-            for name, (new, old) in _gradients_of(pair, traces) if not any(d.error for d in pair.outs.values()) else ():
+            for name, (new, old) in _gradients_of(pair, gradients) if not any(d.error for d in pair.outs.values()) else ():
                 for (place, value), (_, twin) in zip(new, old):
                     found = delta(twin, value)
                     rows.append((place, pair, name, found, value, twin))
                     worst[id(pair)] = max(worst.get(id(pair), 0.0), found.error)
     before = evidence.noise_before(min((row[0] for row in rows), default=0))
     for place, pair, name, found, value, twin in sorted(rows, key=lambda row: row[0]):
-        if (evidence.matters(found) or not before) and found.error > max(JUMP * before, EXACT):
+        if (evidence.matters(found, rows[0][0]) or not before) and found.error > max(JUMP * before, EXACT):
             readers = _readers(pair, name, evidence) or [pair]
             return _gradient_candidates(readers, f"{name} 的梯度", (twin, value), worst, evidence, place)
         before = max(before, found.error)
     return _parameter_gradients(pairs, worst, evidence)
 
 
-def _gradients_of(pair: Pair, traces: dict[str, Trace]) -> Iterator[tuple[str, tuple[list, list]]]:
+def _gradients_of(pair: Pair, gradients: dict[str, Gradients]) -> Iterator[tuple[str, tuple[list, list]]]:
     for name in pair.test.outs:
         for suffix in ("", "[0]", "[1]", "[2]"):
-            new = traces["test"].gradients.get((pair.test.pid, pair.test.number, name + suffix))
-            old = traces["baseline"].gradients.get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix))
+            new = gradients["test"].get((pair.test.pid, pair.test.number, name + suffix))
+            old = gradients["baseline"].get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix))
             if new and old:
                 yield name + suffix, (new, old)
 
@@ -6098,7 +6203,7 @@ def _parameter_gradients(pairs: list[Pair], worst: dict[int, float], evidence: E
     if look is None or (look.either.label == "g" and not _is_after_backward(look)):
         return []
     gradients = {name: d for name, d in look.outs.items() if name.startswith(("m", "grad")) and not d.is_weak}
-    wrong = [name for name, d in gradients.items() if evidence.matters(d) or (d.error and not evidence.noise_before(look.place))]
+    wrong = [name for name, d in gradients.items() if evidence.matters(d, look.place) or (d.error and not evidence.noise_before(look.place))]
     if not wrong:
         return []
     values = look.baseline.outs.get(look.names.get(wrong[0], wrong[0])), look.test.outs[wrong[0]]
@@ -6412,26 +6517,52 @@ def series_report(metrics: dict[str, Metrics]) -> dict[str, dict[str, list[list[
     return {side: {name: [[step, plain_number(value)] for step, value in series.values.items()] for name, series in found.series.items()} for side, found in metrics.items()}
 
 
+READABLE_LENGTH = 300
+
+
 def readable(value: Any) -> Any:
-    """A printed value as a person reads it: a scalar as it is, a tensor by dtype, shape and statistics."""
-    if not isinstance(value, list) or not value:
-        return plain_number(value)
+    """A printed value as a person reads it: a scalar as it is, all else as text of bounded length."""
+    plain = _plain(value)
+    if plain is not _plain or not isinstance(value, list) or not value:
+        return plain_number(value if plain is _plain else plain)
+    text = _readable_text(value)
+    return text if len(text) <= READABLE_LENGTH else text[:READABLE_LENGTH] + "…"
+
+
+def _readable_text(value: list[Any]) -> str:
+    """A tensor by dtype, shape and statistics, a container by its members, an object by its class and attributes."""
     if value[0] == "T":
         names = ("sum", "norm", "min", "max", "weighted") if len(value[3]) == 5 else ("sum", "min", "max", "weighted")
         numbers = " ".join(f"{name}={number:.9g}" if isinstance(number, float) else f"{name}={number}" for name, number in zip(names, value[3]))
         special = f" nan/inf/-inf={value[6]}" if value[6] else ""
         return f"{value[1]}{value[2]} {numbers}{special}"
-    plain = _plain(value)
-    if plain is not _plain:
-        return plain_number(plain)
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) < 300 else text[:300] + "…"
+    if value[0] == "l":
+        items = value[2] or []
+        return f"[{', '.join(str(readable(item)) for item in items)}{', …' if value[1] > len(items) else ''}]"
+    if value[0] in ("m", "o"):
+        return f"{value[1] if value[0] == 'o' else ''}({', '.join(f'{name}={readable(item)}' for name, item in value[2] or [])})"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def only_differing(old: Any, new: Any) -> tuple[Any, Any]:
+    """Both values without those members of an object or a dictionary that are equal: what is left is what matters."""
+    values = [value for value in (old, new) if isinstance(value, list) and len(value) == 3 and value[0] in ("m", "o") and value[2]]
+    if len(values) < 2 or old[:1] != new[:1]:
+        return old, new
+    left, right = (dict(map(tuple, value[2])) for value in values)
+    names = [name for name in {**left, **right} if name not in left or name not in right or left[name] != right[name]]
+    if not names:
+        return old, new
+    return tuple([*value[:2], [[name, members[name]] for name in names if name in members]] for value, members in zip(values, (left, right)))
 
 
 def location_report(candidate: Candidate, stack: list[StackFrame]) -> LocationReport:
     """A candidate as the report shows it."""
     places = [PlaceReport(**dataclasses.asdict(p)) if p else None for p in (candidate.test, candidate.baseline)]
-    rows = [EvidenceReport(phase=phase, name=name, baseline=readable(old), test=readable(new), agree=agree) for phase, name, old, new, agree in candidate.evidence[:40]]
+    rows = []
+    for phase, name, old, new, agree in candidate.evidence[:40]:
+        old, new = (old, new) if agree else only_differing(old, new)
+        rows.append(EvidenceReport(phase=phase, name=name, baseline=readable(old), test=readable(new), agree=agree))
     return LocationReport(kind=candidate.kind, test=places[0], baseline=places[1], evidence=rows, call_stack=stack, explanation=explain(candidate))
 
 
@@ -6446,8 +6577,8 @@ def explain(candidate: Candidate) -> str:
     """One Chinese sentence: what was seen and what kind of cause it is."""
     agree = [name for phase, name, _, _, same in candidate.evidence if phase == "in" and same]
     differ = [name for phase, name, _, _, same in candidate.evidence if phase == "out" and not same]
-    seen = f"输入 {', '.join(agree[:6]) or '(无)'} 一致, 输出 {', '.join(differ[:6])} 不一致" if differ else ""
-    return f"{candidate.reason}; 原因类别: {KIND_TEXT[candidate.kind]}" + (f"。{seen}" if seen and seen != candidate.reason else "")
+    seen = (f"输入 {', '.join(agree[:6])} 一致, " if agree else "") + f"输出 {', '.join(differ[:6])} 不一致" if differ else ""
+    return f"{candidate.reason}; 原因类别: {KIND_TEXT[candidate.kind]}" + (f"。{seen}" if seen else "")
 
 
 def call_stack_of(candidate: Candidate) -> list[StackFrame]:
@@ -6467,7 +6598,7 @@ def call_stack_of(candidate: Candidate) -> list[StackFrame]:
 def write_report(report: Report, folder: Path) -> None:
     """Write `report.json` with secrets masked; complete or not at all."""
     text = terminal.redact(json.dumps(report.model_dump(mode="json"), ensure_ascii=False, indent=2))
-    LocalHost().write(str(folder / "report.json"), text.encode())
+    LocalHost().write(str(folder / "report.json"), text.encode("utf-8", "backslashreplace"))
 
 
 def print_summary(report: Report, folder: Path) -> None:
@@ -6480,8 +6611,15 @@ def print_summary(report: Report, folder: Path) -> None:
         print_location(report.location)
     else:
         terminal.say("精度不一致, 但没有定位到具体的代码行。", style="yellow")
+        if report.msprobe is not None and (first := report.msprobe.first_mismatch) is not None:
+            place = f", 位于 {first.stack[0].file}:{first.stack[0].line}" if first.stack else ""
+            terminal.say(f"  dump 中第一个不一致的张量: {first.npu_name}{place}")
+        for number, done in enumerate(report.rounds, 1):
+            terminal.say(f"  第 {number} 次重跑: {done.sites} 处打印, {done.records} 条记录, 其中 {done.records_equal_before} 条一致; {done.conclusion}")
         for text in report.not_traced[:8]:
             terminal.say(f"  未能观察: {text}")
+        if len(report.not_traced) > 8:
+            terminal.say(f"  未能观察的还有 {len(report.not_traced) - 8} 处, 见 report.json 的 not_traced")
     for number, candidate in enumerate(report.candidates, 1):
         place = candidate.test or candidate.baseline
         terminal.say(f"  候选 {number}: {place.file}:{place.line} ({place.function}) {candidate.explanation}")
@@ -6580,12 +6718,12 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
         found = {name: find_dump(hosts[name], where[name], config.debug.rank, step) if where[name] else None for name in where}
         missing = [f"{name} ({where[name] or '未配置'})" for name in where if found[name] is None]
         if missing:
-            terminal.warn(f"没有可用的 msprobe dump: {', '.join(missing)}; 直接从入口脚本开始打印")
+            terminal.warn(f"没有可用的 msprobe dump: {', '.join(missing)}; 定位将从入口脚本开始")
             return finding
         dumps = {name: load_dump(hosts[name], found[name]) for name in where}
         check_pair(dumps["baseline"], dumps["test"])
     except (MsprobeError, HostError) as error:
-        terminal.warn(f"dump 不能使用: {error}; 直接从入口脚本开始打印")
+        terminal.warn(f"dump 不能使用: {error}; 定位将从入口脚本开始")
         return finding
     rows, path = _dump_rows(hosts["test"], config, folder, found, dumps)
     finding.mismatch = first_mismatch(rows, config.debug.trace_threshold, phase, dumps["test"], dumps["baseline"])
@@ -6597,7 +6735,9 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
         stack = show_mismatch(mismatch, config, trees)
         shown = MismatchReport(row=mismatch.row, npu_name=mismatch.npu_name, bench_name=mismatch.bench_name, reason=mismatch.reason, stack=stack)
     else:
-        terminal.say("msprobe 的结果中没有超过阈值的行, 从入口脚本开始打印")
+        terminal.say("两侧的 dump 中没有超过阈值的差异, 定位将从入口脚本开始")
+        for note in unmatched_calls(dumps["baseline"], dumps["test"]):
+            terminal.warn(note)
     finding.report = MsprobeReport(result_file=path, rows=len(rows), first_mismatch=shown)
     return finding
 
@@ -6611,6 +6751,15 @@ def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFi
     except (MsprobeError, HostError) as error:
         terminal.warn(f"msprobe compare 未成功: {error}; 改为直接读取两侧的 dump.json")
         return rows_from_dumps(dumps["baseline"], dumps["test"]), None
+
+
+def unmatched_calls(baseline: Dump, test: Dump) -> Iterator[str]:
+    """Calls without a partner on the other side: where every pair agrees, a call more or less may be the whole difference."""
+    partners = pair_calls(baseline, test)
+    alone = {("test", "baseline"): [api for api in test.apis if api not in partners], ("baseline", "test"): bench_only(baseline, test)}
+    for (name, other), calls in alone.items():
+        if calls:
+            yield f"{name} 的 {len(calls)} 个调用在 {other} 中没有对应, 首个是 {calls[0]}"
 
 
 def stack_files(dump: Dump, config: Config, tree: CodeTree) -> list[str]:
@@ -6679,7 +6828,7 @@ def run_round(search: Search, number: int) -> None:
             runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"})
         finally:
             terminal.say("还原代码")
-    traces: dict[str, Trace] = {}
+    traces: dict[str, list[Trace]] = {}
     for side in sides:
         injection = injections[side.name]
         records = parse_records(printed_lines(runs[side.name], side, injection.tag), injection.tag)
@@ -6687,12 +6836,14 @@ def run_round(search: Search, number: int) -> None:
         search.not_traced += [f"{side.name}: {text}" for text in injection.left_out + records.errors]
         if records.torn:
             terminal.warn(f"{side.name}: {records.torn} 行打印被截断, 已跳过")
-        traces[side.name] = build_trace(records.records, injection.sites, search.watch.rank)
-        search.world |= traces[side.name].ranks
+        ranks = sorted({r.rank for r in records.records if r.rank.isdigit()}, key=int)
+        wanted = [search.watch.rank] if search.watch.rank is not None or not ranks else [int(rank) for rank in ranks]
+        traces[side.name] = [build_trace(records.records, injection.sites, rank) for rank in wanted]
+        search.world |= set(ranks)
         search.last_step = max((r.step for r in records.records), default=0)
         search.updates = sum(r.kind == "u" for r in records.records)
-        terminal.say(f"  {side.name}: 收到 {traces[side.name].records} 条打印")
-        if not traces[side.name].records:
+        terminal.say(f"  {side.name}: 收到 {len(records.records)} 条打印")
+        if not any(trace.records for trace in traces[side.name]):
             raise RunError(f"{side.name} 重跑时没有任何打印出现在日志里", "请确认 run_script 运行的就是 code_path 里的代码, 且标准输出没有被丢弃")
     judge_round(search, traces, injections)
 
@@ -6717,11 +6868,12 @@ def keep_prints(records: Records, path: Path) -> None:
             out.write(f"{r.place}\t{r.rank}\t{r.pid}\t{r.thread}\t{r.kind}\t{r.site}\t{r.invocation}\t{r.parent}\t{r.step}\t{json.dumps(r.values)}\n")
 
 
-def judge_round(search: Search, traces: dict[str, Trace], injections: dict[str, Injection]) -> None:
+def judge_round(search: Search, traces: dict[str, list[Trace]], injections: dict[str, Injection]) -> None:
     """Diff the prints of a round and rank the places at which the runs may have parted."""
     code = map_code(search.trees["baseline"].funcs, search.trees["test"].funcs)
-    pairs = align(traces["baseline"], traces["test"], code)
-    search.candidates = judge(pairs, traces, code, search.config.debug.trace_threshold)
+    pairs = sorted((p for old, new in zip(traces["baseline"], traces["test"]) for p in align(old, new, code)), key=lambda p: p.place)
+    gradients = {name: {k: v for trace in found for k, v in trace.gradients.items()} for name, found in traces.items()}
+    search.candidates = judge(pairs, gradients, code, search.config.debug.trace_threshold)
     refine(search.candidates, search.trees, code)
     best = search.candidates[0] if search.candidates else None
     equal = 0
@@ -6733,7 +6885,7 @@ def judge_round(search: Search, traces: dict[str, Trace], injections: dict[str, 
     conclusion = f"{best.outcome.value}: {place.file}:{place.line} {best.reason}" if place else "所有打印都一致"
     files = [f"{i.side.name}/{file}" for i in injections.values() for file in i.files]
     sites = sum(len(i.sites) for i in injections.values())
-    search.rounds.append(RoundReport(injected_files=files, sites=sites, records=sum(t.records for t in traces.values()), records_equal_before=equal, conclusion=conclusion))
+    search.rounds.append(RoundReport(injected_files=files, sites=sites, records=sum(t.records for found in traces.values() for t in found), records_equal_before=equal, conclusion=conclusion))
     terminal.say(f"  {equal} 条记录一致; {conclusion}")
 
 
@@ -6815,15 +6967,15 @@ def restore_leftovers(sides: list[Side]) -> int:
     return restored
 
 
-def refuse_problems(config: Config, sides: list[Side]) -> None:
+def refuse_problems(config: Config, sides: list[Side], launches: bool) -> None:
     """Say what is wrong before anything is launched; errors stop the run."""
-    problems = check_setup(config, sides)
-    for problem in problems:
-        if problem.level == "warning":
-            terminal.warn(f"{problem.text}{'; ' + problem.remedy if problem.remedy else ''}")
-    errors = [p for p in problems if p.level == "error"]
-    if errors:
-        raise ConfigError("\n".join(f"{p.text}{'; ' + p.remedy if p.remedy else ''}" for p in errors))
+    problems: dict[str, list[str]] = {"error": [], "warning": []}
+    for problem in check_setup(config, sides, launches):
+        problems[problem.level].append(f"{problem.text}{'。' if problem.remedy else ''}{problem.remedy}")
+    for text in problems["warning"]:
+        terminal.warn(text)
+    if errors := problems["error"]:
+        raise ConfigError(errors[0] if len(errors) == 1 else f"有 {len(errors)} 处问题:" + "".join(f"\n  {n}. {text}" for n, text in enumerate(errors, 1)))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -6834,19 +6986,26 @@ def run(args: argparse.Namespace) -> int:
     sides = connect_sides(config)
     restored = restore_leftovers(sides)
     if restored or args.restore:
-        terminal.say(f"已还原 {restored} 个文件" if restored else "没有需要还原的文件")
+        terminal.say(f"已还原上次遗留的插入: {restored} 个文件" if restored else "没有需要还原的文件")
     if args.restore:
-        return EXIT_CONSISTENT
-    refuse_problems(config, sides)
+        return EXIT_FAILED if terminal.warnings else EXIT_CONSISTENT  # a warning names a file that could not be put back
+    refuse_problems(config, sides, launches=not (args.reuse_runs and args.compare_only))
     if args.check:
         terminal.say("检查通过, 没有启动训练")
         return EXIT_CONSISTENT
     metrics, comparison = compare_once(sides, config, folder, args.reuse_runs)
     report = Report(verdict="consistent", metrics=metrics_report(comparison), series=series_report(metrics))
-    if not comparison.agrees:
-        investigate(report, sides, config, folder, comparison, args.compare_only)
-    report.warnings = list(terminal.warnings)
-    write_report(report, folder)
+    try:
+        if not comparison.agrees:
+            investigate(report, sides, config, folder, comparison, args.compare_only)
+    except BaseException as error:  # Ctrl-C or a failed rerun: what the first runs cost is worth a report
+        report.verdict = "not_located"
+        terminal.warnings.append(terminal.redact(f"定位没有完成: {str(error) or '被中断'}"))
+        terminal.say(f"定位没有完成, 已有的结果: {folder / 'report.json'}")
+        raise
+    finally:
+        report.warnings = list(terminal.warnings)
+        write_report(report, folder)
     print_summary(report, folder)
     return {"consistent": EXIT_CONSISTENT, "located": EXIT_LOCATED, "not_located": EXIT_NOT_LOCATED}[report.verdict]
 
@@ -6871,7 +7030,12 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
 
 def open_output(args: argparse.Namespace) -> Path:
     """Create the output folder and start `console.log` in it."""
-    folder = Path(args.output_dir) if args.output_dir else Path(args.config).resolve().parent / "precision_report" / time.strftime("%Y%m%d_%H%M%S")
+    if args.output_dir:
+        folder = Path(os.path.expanduser(args.output_dir))
+    else:
+        reports = Path(os.path.abspath(os.path.expanduser(args.config))).parent / "precision_report"
+        now = time.strftime("%Y%m%d_%H%M%S")
+        folder = next(path for n in itertools.count(1) if not (path := reports / (now if n == 1 else f"{now}_{n}")).exists())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         terminal.open_log(folder / "console.log")
@@ -6882,16 +7046,24 @@ def open_output(args: argparse.Namespace) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the pipeline; every failure the user can act on ends in one Chinese sentence and its exit code."""
-    for name in ("SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup a closed terminal must not end the run
+            signal.signal(number, _interrupt)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a GBK terminal has no ✓
     try:
         return run(parse_args(argv))
     except PrecisionError as error:
         terminal.say(f"错误: {error}", style="bold red")
         return error.exit_code
     except KeyboardInterrupt:
-        terminal.say("已中断, 代码已还原", style="yellow")
+        terminal.say("已中断, 启动的训练已停止, 代码已还原", style="yellow")
         return EXIT_INTERRUPTED
+    except Exception as error:  # a bug of ours; the injected code is back by now, as after any other failure
+        terminal.log(traceback.format_exc())
+        kept = "经过见 console.log, " if terminal.has_log else ""
+        terminal.say(f"错误: 内部错误 {type(error).__name__}: {error}。代码已还原, {kept}请反馈给 PrecisionComparer 的维护者", style="bold red")
+        return EXIT_FAILED
 
 
 def _interrupt(signum: int, frame: Any) -> None:

@@ -168,7 +168,7 @@ class Workspace:
             **sides,
             "msprobe": {"baseline_data_dir": "baseline/dump", "test_data_dir": "test/dump",
                         "parse_code_dir": "/code/", "compare_output_dir": "compare"},
-            "debug": {"max_iterations": 10, "tolerance": self.case.tolerance, "trace_threshold": 0.001,
+            "debug": {"max_iterations": 10, "tolerance": self.case.tolerance, "trace_threshold": 0.001, "parallel_runs": True,
                       "log_keywords": ["lm loss", "grad norm"]},
         }
 
