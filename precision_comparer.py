@@ -4160,6 +4160,8 @@ class ProbeRuntime:
             item = self.resolve(text, position, steps, roots, frame)
             if item is not self:
                 summary = self.summary(item, 0)
+                if summary is None and position >= 0 and isinstance(item, (types.FunctionType, types.BuiltinFunctionType)):
+                    summary = ["F", item.__name__]  # a function chosen at run time
                 values.append((text, item, summary))
                 kept[text] = (self.signature(item), summary, id(item))
         if len(self.pending) > 5000:
@@ -4182,7 +4184,9 @@ class ProbeRuntime:
             if not is_written and not has_effect and signature is not None and signature == self.signature(item):
                 continue
             summary = self.summary(item, 0)
-            if is_written or old != summary:
+            if summary is None and is_written and isinstance(item, (types.FunctionType, types.BuiltinFunctionType)):
+                summary = ["F", item.__name__]
+            if is_written or old not in (summary, ["F", getattr(item, "__name__", "")]):
                 values.append((text, item, summary))
             if is_written and not isinstance(item, (bool, int, float, str, type(None))):  # one of the objects that were read?
                 own = self.memory_of(item, self.signature(item))
@@ -4354,9 +4358,12 @@ class ProbeRuntime:
 
     def emit_state(self, what, invocation, parent):
         """Gradients, or parameters and buffers, of every model seen so far."""
-        values = []
+        values, seen = [], set()
         for prefix, module in self.top_modules():
             for name, item, _ in self.tensors_of(module, prefix, 300, True):
+                if id(item) in seen:
+                    continue
+                seen.add(id(item))
                 item = item.grad if what == "grads" and item.is_leaf else None if what == "grads" else item
                 if item is not None:
                     values.append((name, self.summary(item, 0)))
@@ -5282,7 +5289,7 @@ def delta(baseline: Any, test: Any) -> Delta:
         return _module_delta(baseline, test)
     if kinds[0] in ("l", "m", "o", "P", "w"):
         return _container_delta(baseline, test)
-    is_strong = kinds[0] == "n" or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:] != test[2:]))
+    is_strong = kinds[0] in ("n", "F") or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:] != test[2:]))
     return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=not is_strong)
 
 
@@ -5702,7 +5709,10 @@ class Evidence:
         """Identities of the difference in one value."""
         old, new = getattr(pair.baseline, side), getattr(pair.test, side)
         twin = pair.names.get(name, name)
-        yield from _differences(old.get(twin, pair.baseline.ins.get(twin)), new.get(name, pair.test.ins.get(name)))
+        found = _differences(old.get(twin, pair.baseline.ins.get(twin)), new.get(name, pair.test.ins.get(name)))
+        if getattr(pair, side)[name].is_weak and (new.get(name) or [""])[0] in ("o", "m", "l", "#"):  # an object lives by the numbers in it
+            found = (key for key in found if key[1][:4] == '["f"' or key[1][:1] not in "[")
+        yield from found
 
     def _note_values(self, i: int, pair: Pair) -> None:
         if pair.test and pair.baseline:
@@ -5747,9 +5757,15 @@ class Evidence:
             self.noise_places.append(pair.place)
             self.noise_levels.append(math.ldexp(1.0, level) if level > -1100 else 0.0)
 
-    def _alive_values(self) -> set[str]:
+    def revive(self, receivers: list[Pair]) -> None:
+        """What these executions read does harm too: through the gradients, which no value hands on."""
+        wanted = {new for pair in receivers for _, new in self.keys(pair, "ins")}
+        if wanted - self.alive:
+            self.alive = self._alive_values(self.alive | wanted)
+
+    def _alive_values(self, alive: set[str] = frozenset()) -> set[str]:
         """Differing values of the test side that reach the loss that is propagated back, a gradient, or the training's state."""
-        alive: set[str] = set()
+        alive = set(alive)
         paired = [p for p in self.pairs if p.test and p.baseline]
         sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles)}
         sinks = sinks or {id(p) for p in paired[int(len(paired) * 0.97) :]}
@@ -5868,12 +5884,11 @@ def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
 def judge(pairs: list[Pair], gradients: dict[str, Gradients], code: CodeMap, threshold: float) -> list[Candidate]:
     """Candidates for the first place at which the runs part, best first."""
     evidence = Evidence(pairs, code, threshold)
-    found: list[Candidate] = []
-    for pair in pairs:
-        candidate = _judge_pair(pair, evidence)
-        if candidate is not None:
-            found.append(candidate)
-    found += judge_gradients(pairs, gradients, evidence)
+    by_gradient = judge_gradients(pairs, gradients, evidence)
+    receivers = [c for c in by_gradient[:8] if any(d.error and not d.is_weak for d in c.pair.ins.values())]
+    evidence.revive([c.pair for c in receivers])
+    found = [candidate for pair in pairs if (candidate := _judge_pair(pair, evidence)) is not None]
+    found += [c for c in by_gradient if c not in receivers]
     _prefer_aliases(found, pairs, evidence)
     return _best_first(found)
 
@@ -5892,18 +5907,25 @@ def _prefer_aliases(found: list[Candidate], pairs: list[Pair], evidence: Evidenc
     best = min(found, key=lambda c: c.rank, default=None)
     is_other_model = evidence.has_other_weights()
     is_weight_gap = best is not None and best.outcome is Outcome.GAP and any(isinstance(new, list) and new and new[0] in ("M", "w") and not same for _, _, _, new, same in best.evidence)
-    if best is None or not (_changes_in_place(best) or is_other_model or is_weight_gap):
+    is_gap = best is not None and best.outcome is Outcome.GAP
+    if best is None or not (_changes_in_place(best) or is_other_model or is_gap):
         return
     for pair in pairs:
         if pair.place >= best.rank[2] and not is_other_model:
             break
         names = [n for n, d in pair.outs.items() if n.startswith("&") and d.error] if pair.test and pair.baseline else []
-        lone = [n for n in pair.either.outs if n.startswith("&")] if is_other_model and not (pair.test and pair.baseline) else []
-        if lone or (names and pair.stmt is not None and evidence.code.differs(pair.stmt)):
+        lone = [n for n in pair.either.outs if n.startswith("&") and _is_weight(pair.either.outs.get(n[1:]))] if is_other_model and not (pair.test and pair.baseline) else []
+        kinds = {_frozen(pair.either.outs.get(name[1:]))[2:3] for name in names}
+        is_near = bool(kinds & {"M", "w"}) or (best.stmt is not None and pair.stmt is not None and pair.stmt.func is best.stmt.func)
+        if lone or (names and is_near and pair.stmt is not None and evidence.code.differs(pair.stmt)):
             candidate = make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里是否共用同一个对象不同", kind=Kind.CODE_DIFFERS)
             candidate.rank = (False, False, min(pair.place, best.rank[2] - 0.5))
             found.append(candidate)
             return
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and value[0] == "T" and bool(value[5])
 
 
 def _best_first(found: list[Candidate]) -> list[Candidate]:
@@ -5927,6 +5949,8 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     worst_out = max((d.error for d in strong), default=0.0)
     worst_in = max((d.error for d in source.ins.values() if not d.is_weak), default=0.0)
     floor = max((d.eps for d in strong), default=0.0)
+    is_flip = bool(worst_in) and all(d.note.startswith(("整数", "形状", "元素", "数列")) for d in strong if not math.isfinite(d.error))
+    worst_out = max((d.error for d in strong if math.isfinite(d.error)), default=0.0) if is_flip else worst_out
     jumps = worst_out > JUMP * max(worst_in, 4 * floor if worst_in else 0.0)
     component = _random_component(pair)
     if worst_in and not jumps:
@@ -5983,7 +6007,7 @@ def _explained_inside(pair: Pair) -> bool:
 def _is_transport(pair: Pair, evidence: Evidence) -> bool:
     """Whether everything that differs was put out before, with the same two values, and only comes along here again."""
     index = evidence.index[id(pair)]
-    keys = [next(evidence.value_keys(pair, name, "outs")) for name, d in pair.outs.items() if d.error and not d.is_weak]
+    keys = [next(evidence.value_keys(pair, name, "outs"), ("", "")) for name, d in pair.outs.items() if d.error and not d.is_weak]
     return bool(keys) and all(len(key[1]) > 60 and bisect.bisect_left(evidence.makers.get(key, []), index) for key in keys)
 
 
@@ -6012,6 +6036,9 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
     lone = _lone_draw(evidence.pairs[:index], component)
     if lone is not None:
         return make_candidate(Outcome.ORIGIN, lone, evidence, "只有一侧在这里取了随机数", kind=Kind.RANDOM)
+    for other in reversed(evidence.pairs[:index]):
+        if other.test and other.baseline and other.stmt is not None and re.search(r"rng|seed|random|generator", other.stmt.text) and evidence.code.differs(other.stmt):
+            return make_candidate(Outcome.ORIGIN, other, evidence, "随机数发生器的状态不同, 而这条管理它的语句两侧不同", kind=Kind.RANDOM)
     return make_candidate(Outcome.GAP, pair, evidence, "取随机数之前, 发生器的状态已经不同", kind=Kind.RANDOM)
 
 
@@ -6042,16 +6069,57 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
         if lone is None and any(evidence.lone_makers.get((side, value)) for key in evidence.value_keys(source, name, "ins") for side, value in zip(("baseline", "test"), key)):
             return None
         if lone is not None:
+            header = _header_before(lone[0] or lone[1], evidence) if not all(lone) else None
+            if header is not None:
+                return make_candidate(Outcome.ORIGIN, header, evidence, f"条件不同, 于是只有一侧改变了 {name}", kind=Kind.CONTROL_FLOW, alive=True)
             return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧执行了产生 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=lone)
+    lone = _lone_since_agreement(pair, source, unseen[0], evidence)
+    if lone is not None:
+        return lone
     return make_candidate(Outcome.GAP, pair, evidence, f"输入 {unseen[0]} 到达这里时已经不同, 而产生它的代码没有打印")
 
 
+def _lone_since_agreement(pair: Pair, source: Pair, name: str, evidence: Evidence) -> Candidate | None:
+    """What only one side executed, since the value was last seen to agree, and what may have changed it behind a print's back."""
+    index = evidence.index[id(pair)]
+    attribute = re.split(r"[.\[]", name)[-1]
+    for at in range(index - 1, max(-1, index - 4000), -1):
+        other = evidence.pairs[at]
+        values = {**other.ins, **other.outs} if other.test and other.baseline else {}
+        same = [d for n, d in values.items() if re.split(r"[.\[]", n)[-1] == attribute]
+        if same and not any(d.error for d in same) and (other.either.call is source.either.call or "." in name):
+            break
+    else:
+        return None
+    changes = [p for p in evidence.pairs[at:index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, "")]
+    if not changes:
+        return None
+    first = changes[0]
+    twins = (first, None) if first.test else (None, first)
+    header = _header_before(first, evidence)
+    if header is not None:
+        return make_candidate(Outcome.ORIGIN, header, evidence, f"条件不同, 于是只有一侧改变了 {name}", kind=Kind.CONTROL_FLOW, alive=True)
+    return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧, 或两侧以不同的顺序, 执行了改变 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=twins)
+
+
+def _header_before(lone: Pair, evidence: Evidence) -> Pair | None:
+    """The condition that came out differently just before something that only one side executed."""
+    index = evidence.index[id(lone)]
+    for other in reversed(evidence.pairs[max(0, index - 60) : index]):
+        if other.test and other.baseline and "=" in other.outs and other.outs["="].error and isinstance(other.stmt.node, (ast.If, ast.While)):
+            return other
+    return None
+
+
 def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str, kind: Kind | None = None,
-                   lone: tuple[Pair | None, Pair | None] = (None, None), place: float | None = None) -> Candidate:
-    """A candidate with its two places, its evidence and its rank; `place` is its time, where not that of the pair."""
+                   lone: tuple[Pair | None, Pair | None] = (None, None), place: float | None = None, alive: bool = False) -> Candidate:
+    """A candidate with its two places, its evidence and its rank; `place` is its time, where not that of the pair.
+
+    `alive` says that its effect is known although no print shows it.
+    """
     test, baseline = _statements_of(pair)
     if any(lone):
-        test = lone[0].stmt if lone[0] is not None else test
+        test = lone[0].stmt if lone[0] is not None else header_of(evidence.code.back.get(id(lone[1].stmt))) or neighbour(lone[1].stmt, evidence.code) or test
         baseline = lone[1].stmt if lone[1] is not None else evidence.code.stmts.get(id(test), baseline)
     differs = test is None or baseline is None or evidence.code.differs(test)
     if test is None and baseline is not None:
@@ -6061,10 +6129,17 @@ def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str
     candidate.evidence = evidence_rows(pair, evidence)
     is_whole = outcome is Outcome.GRADIENT or not (pair.test and pair.baseline) or kind is Kind.RANDOM
     is_volatile = candidate.stmt is not None and VOLATILE_CALL.search(candidate.stmt.text) is not None
-    is_alive = (is_whole or evidence.is_alive(pair)) and not is_volatile
-    matters = is_whole or any(evidence.matters(d, pair.place) for d in pair.outs.values() if not d.is_weak)
+    is_alive = (alive or is_whole or evidence.is_alive(pair)) and not is_volatile
+    strong = [d for d in pair.outs.values() if d.error and not d.is_weak]
+    matters = is_whole or any(evidence.matters(d, pair.place) for d in strong) or (not strong and is_alive)
     candidate.rank = (not is_alive, not matters, pair.place if place is None else place)
     return candidate
+
+
+def header_of(stmt: Stmt | None) -> Stmt | None:
+    """The innermost loop or condition around a statement that was not executed; the statement itself where there is none."""
+    around = [other for other in stmt.func.statements if other.is_header and other is not stmt and any(n is stmt.node for n in ast.walk(other.node))] if stmt else []
+    return around[-1] if around else stmt
 
 
 def neighbour(baseline: Stmt, code: CodeMap) -> Stmt | None:
@@ -6168,7 +6243,9 @@ def _readers(pair: Pair, name: str, evidence: Evidence) -> list[Pair]:
     """Later executions that read the value `name` put out by `pair`."""
     value = _frozen(pair.test.outs.get(name.split("[")[0]))
     later = evidence.pairs[evidence.index[id(pair)] + 1 :]
-    return [p for p in later if p.test and p.baseline and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
+    found = [p for p in later if p.test and p.baseline and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
+    is_return = pair.stmt is not None and isinstance(pair.stmt.node, ast.Return)
+    return ([pair.parent] if is_return and pair.parent is not None and pair.parent.test and pair.parent.baseline else []) + found
 
 
 def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any], worst: dict[int, float], evidence: Evidence, place: float) -> list[Candidate]:
@@ -6349,7 +6426,7 @@ def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMa
                 candidate.test, candidate.baseline, candidate.kind = found.test, found.baseline, Kind.CONSTANT
                 continue
         if candidate.outcome is Outcome.ORIGIN and id(candidate.stmt) in code.stmts and not code.differs(candidate.stmt):
-            hidden = _changed_inside(candidate.pair, code) or _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)
+            hidden = _changed_inside(candidate.pair, code) or _changed_in_loop(candidate.pair, code) or _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)
             if hidden is not None:
                 candidate.test, candidate.baseline = place_of(hidden), place_of(code.stmts.get(id(hidden)))
                 candidate.stmt, candidate.kind = hidden, Kind.CODE_DIFFERS
@@ -6383,6 +6460,21 @@ def _changed_inside(pair: Pair, code: CodeMap) -> Stmt | None:
             return inner
         if child.test and child.baseline and child.stmt is not None and child.either.kind == "stmt" and code.differs(child.stmt):
             return child.stmt
+    return None
+
+
+def _changed_in_loop(pair: Pair, code: CodeMap) -> Stmt | None:
+    """A changed statement of the generator that feeds a loop; it was started in an earlier round."""
+    if pair.either.kind != "target" or pair.test is None:
+        return None
+    stack = [child for done in pair.test.call.execs if done.site is pair.test.site for child in done.children]
+    while stack:
+        call = stack.pop(0)
+        for done in call.execs:
+            stmt = done.site.stmt if done.site is not None else None
+            if done.kind == "stmt" and stmt is not None and id(stmt) in code.stmts and code.differs(stmt):
+                return stmt
+            stack += done.children
     return None
 
 
@@ -6999,6 +7091,8 @@ def run(args: argparse.Namespace) -> int:
         if not comparison.agrees:
             investigate(report, sides, config, folder, comparison, args.compare_only)
     except BaseException as error:  # Ctrl-C or a failed rerun: what the first runs cost is worth a report
+        with hold_signals():
+            restore_leftovers(sides)  # the interrupt may have come while the prints were being taken out
         report.verdict = "not_located"
         terminal.warnings.append(terminal.redact(f"定位没有完成: {str(error) or '被中断'}"))
         terminal.say(f"定位没有完成, 已有的结果: {folder / 'report.json'}")
@@ -7046,7 +7140,7 @@ def open_output(args: argparse.Namespace) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the pipeline; every failure the user can act on ends in one Chinese sentence and its exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup a closed terminal must not end the run
             signal.signal(number, _interrupt)
     if hasattr(sys.stdout, "reconfigure"):
@@ -7066,7 +7160,13 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FAILED
 
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _interrupt(signum: int, frame: Any) -> None:
+    """End in order; a second Ctrl-C of an impatient user must not cut short what stops the training and restores the code."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

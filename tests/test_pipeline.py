@@ -294,7 +294,7 @@ def test_words_override_the_config(ready):
     ended = compare(ready, "reuse_runs=true", "tolerance=1000", "output-dir=my report")
     assert ended.code == 0 and "✓ 一致" in ended.out and ended.folder is None
     assert json.loads((ready / "my report" / "report.json").read_text(encoding="utf-8"))["verdict"] == "consistent"
-    assert "可" in (refused := compare(ready, "tolerence=1")).error and refused.code == 2 and refused.folder is None
+    assert "--tolerance" in (refused := compare(ready, "tolerence=1")).error and refused.code == 2 and refused.folder is None
 
 
 # --- Interrupted while the prints are in the code ---
@@ -345,6 +345,16 @@ def test_a_signal_in_the_rerun_restores_the_code_and_leaves_no_process(ready, nu
     assert trees(rerun.code) == rerun.before and gone(rerun.pid) and not list(ready.rglob(".precision_comparer_*"))
     assert ended.report["verdict"] == "not_located" and "被中断" in ended.report["warnings"][-1]
     assert misfits(ended.report, REPORT) == []
+
+
+def test_impatient_interrupts_do_not_cut_the_restoration_short(ready):
+    rerun = Rerun(ready)
+    while rerun.process.poll() is None:
+        rerun.process.send_signal(signal.SIGINT)
+        time.sleep(0.03)
+    ended = rerun.end()
+    assert ended.code == 130 and "Traceback" not in ended.out and ended.report["verdict"] == "not_located"
+    assert trees(rerun.code) == rerun.before and gone(rerun.pid)
 
 
 def test_nohup_survives_the_end_of_the_terminal(ready):
