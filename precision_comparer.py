@@ -3391,6 +3391,8 @@ def _is_inert(node: ast.stmt) -> bool:
         return True
     if isinstance(node, ast.While) and isinstance(node.test, ast.Constant):
         return True
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.startswith("__"):
+        return True  # `__all__` and its like are read as text by some loaders
     return type(node).__name__ in ("TryStar", "TypeAlias") or (isinstance(node, ast.AnnAssign) and node.value is None)
 
 
@@ -3620,6 +3622,11 @@ def _roles(node: ast.stmt, text: str) -> frozenset[str]:
     return frozenset(roles)
 
 
+LIBRARY_FILES = 300  # a tree with more files holds a whole library
+# Files of a library that load, document or describe it; what computes is elsewhere.
+MACHINERY = re.compile(r"(^|/|_)(import|doc|docs|docstring|logging|hub|deprecat\w*|version\w*|setup|tests?|convert\w*|dummy|integrations?|auto|chat_template)\w*(/|\.py$|_)", re.I)
+
+
 class CodeTree:
     """The Python files below one side's code_path, parsed when first asked for."""
 
@@ -3630,6 +3637,7 @@ class CodeTree:
         self.sources: dict[str, Source] = {}
         self.funcs: dict[str, list[Func]] = {}
         self.broken: dict[str, str] = {}
+        self.silent_modules: set[str] = set()  # files whose module level is not printed
         self._by_name: dict[str, list[str]] = {}
         for file in self.files:
             self._by_name.setdefault(os.path.basename(os.path.dirname(file)) if file.endswith("__init__.py") else os.path.basename(file)[:-3], []).append(file)
@@ -3715,19 +3723,24 @@ class CodeTree:
     def choose(self, first: Iterable[str], budget: int) -> list[str]:
         """Files to print in: `first`, the entry scripts, and what they import, breadth first, up to `budget` statements.
 
-        Everything is taken where all of it fits, because registries import by strings that no reader can follow.
+        Everything is taken where all of it fits, because registries import by strings that no reader can follow.  Of a whole
+        library only a part is taken, without what loads and documents it, and without its module levels.
         """
-        queue = [f for f in first if f in set(self.files)] + self.entry_scripts()
+        is_library = len(self.files) > LIBRARY_FILES
+        entries = self.entry_scripts()
+        self.silent_modules = set(self.files) - set(entries) if is_library else set()
+        queue = [f for f in first if f in set(self.files)] + entries
+        kept = set(queue)
         chosen: dict[str, int] = {}
         total = 0
-        while queue and total < budget:
+        while queue and total < (budget // 3 if is_library else budget):
             file = queue.pop(0)
-            if file in chosen:
+            if file in chosen or (is_library and file not in kept and MACHINERY.search(file)):
                 continue
-            chosen[file] = sum(len(func.statements) for func in self.load(file))
+            chosen[file] = sum(len(func.statements) for func in self.load(file) if not (func.is_module and file in self.silent_modules))
             total += chosen[file]
             queue += [f for f in self.imported_files(file) if f not in chosen]
-        sizes = {f: self.host.stat(os.path.join(self.root, f)).size for f in self.files} if len(self.files) < 300 else {}
+        sizes = {} if is_library else {f: self.host.stat(os.path.join(self.root, f)).size for f in self.files}
         if sizes and sum(sizes.values()) < 40 * budget:
             for file in self.files:
                 chosen.setdefault(file, len(self.load(file)))
@@ -4847,7 +4860,7 @@ def inject_side(side: Side, code: "CodeTree", files: list[str], tag: str, watch:
     side.host.makedirs(os.path.join(journal.folder, "originals"))
     for file in files:
         source, funcs = code.sources[file], code.funcs[file]
-        sites = plan_sites(funcs, len(injection.sites) + 1)
+        sites = plan_sites([f for f in funcs if not (f.is_module and file in code.silent_modules)], len(injection.sites) + 1)
         runtime = os.path.relpath(os.path.join(journal.folder, "runtime.py"), os.path.dirname(os.path.join(root, file)) or root)
         data, kept, reason = inject_source(source, funcs, sites, tag, runtime)
         injection.left_out += [f"{file} 的 {func.qualname}: {func.skip_reason}" for func in funcs if func.skip_reason]
@@ -6645,7 +6658,7 @@ def only_differing(old: Any, new: Any) -> tuple[Any, Any]:
     names = [name for name in {**left, **right} if name not in left or name not in right or left[name] != right[name]]
     if not names:
         return old, new
-    return tuple([*value[:2], [[name, members[name]] for name in names if name in members]] for value, members in zip(values, (left, right)))
+    return tuple([*value[:2], [[name, members.get(name, ["s", "(没有)"])] for name in names]] for value, members in zip(values, (left, right)))
 
 
 def location_report(candidate: Candidate, stack: list[StackFrame]) -> LocationReport:
@@ -6760,6 +6773,7 @@ class Search:
     last_step: int = 0  # the last optimizer step that the prints counted
     updates: int = 0  # how many updates the whole rerun made
     lines: int = 0  # how many lines with a loss the log has
+    failed: int = 0  # reruns that the prints made fail
     is_calibrated: bool = False  # whether the window counts the updates of a line
 
 
@@ -6918,6 +6932,14 @@ def run_round(search: Search, number: int) -> None:
             terminal.say(f"  {side.name}: 插入 {len(injections[side.name].sites)} 处打印")
         try:
             runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"})
+        except RunError as error:
+            blamed = blamed_files(search, str(error), injections)
+            if not blamed:
+                raise
+            terminal.warn(f"插入打印后训练失败, 不在这些文件中打印再试一次: {', '.join(sorted(blamed))}")
+            search.files = {name: [f for f in files if f not in blamed] for name, files in search.files.items()}
+            search.failed += 1
+            return
         finally:
             terminal.say("还原代码")
     traces: dict[str, list[Trace]] = {}
@@ -6938,6 +6960,15 @@ def run_round(search: Search, number: int) -> None:
         if not any(trace.records for trace in traces[side.name]):
             raise RunError(f"{side.name} 重跑时没有任何打印出现在日志里", "请确认 run_script 运行的就是 code_path 里的代码, 且标准输出没有被丢弃")
     judge_round(search, traces, injections)
+
+
+def blamed_files(search: Search, text: str, injections: dict[str, Injection]) -> set[str]:
+    """Files with prints that the traceback of a failed rerun names; the entry scripts are kept; nothing after three failures."""
+    if search.failed >= 3:
+        return set()
+    named = {path for path in re.findall(r'File "([^"]+)", line', text)}
+    blamed = {file for i in injections.values() for file in i.files for path in named if path.endswith("/" + file)}
+    return blamed - {entry for tree in search.trees.values() for entry in tree.entry_scripts()}
 
 
 def printed_lines(run: Run, side: Side, tag: str) -> Iterator[bytes]:
@@ -7005,8 +7036,9 @@ def next_watch(search: Search) -> Watch | None:
 def locate(search: Search) -> None:
     """Print, rerun, diff and narrow until one place stands or `max_iterations` reruns are spent."""
     for number in range(1, search.config.debug.max_iterations + 1):
+        failed = search.failed
         run_round(search, number)
-        watch = next_watch(search)
+        watch = next_watch(search) if search.failed == failed else search.watch
         if watch is None:
             break
         search.watch = watch
@@ -7118,7 +7150,7 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
     try:
         locate(search)
     finally:
-        report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds), list(dict.fromkeys(search.not_traced))
+        report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds) + search.failed, list(dict.fromkeys(search.not_traced))
     report.verdict, report.location, report.candidates = conclude(search)
 
 

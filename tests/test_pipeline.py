@@ -162,6 +162,17 @@ def test_main_job_names_the_planted_statement_after_one_rerun(full):
     assert Path(ended.report["msprobe"]["result_file"]).is_file() and ended.report["warnings"] == []
 
 
+def test_the_readme_shows_what_the_main_job_shows(full):
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("### 样例的输出")[1].split("\n## ")[0]
+    shown = [line[4:] for line in section.splitlines() if line.startswith("    ") and line.strip() != "…"]
+
+    def pattern(line: str) -> str:  # the last digits of a float may depend on the processor
+        return re.sub(r"\d+", r"\\d+", re.escape(line).replace("…", ".*"))
+
+    said = full.ended.out.splitlines()
+    assert len(shown) > 30 and [line for line in shown if not any(re.fullmatch(pattern(line), other) for other in said)] == []
+
+
 def test_main_job_leaves_the_code_as_it_was(full):
     assert trees(sides_of(full.folder)) == full.before
     assert not list(full.folder.rglob(".precision_comparer_*"))
@@ -172,6 +183,18 @@ def test_console_log_is_complete_and_the_prints_are_kept(full):
     for side in ("baseline", "test"):
         assert (full.ended.folder / f"prints_round1_{side}.txt").stat().st_size
         assert b"training success" in (full.ended.folder / f"first_{side}.log").read_bytes()
+
+
+def metric_lines(log: Path) -> list[str]:
+    """The lines with loss and grad norm, without the time a step took."""
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith(" iteration")]
+    return [re.sub(r"elapsed time[^|]*", "", line) for line in lines]
+
+
+@pytest.mark.parametrize("side", ["baseline", "test"])
+def test_prints_do_not_change_the_training(full, side):
+    first, rerun = (metric_lines(full.ended.folder / f"{tag}_{side}_1_train.log") for tag in ("first", "rerun1"))
+    assert first == rerun and len(first) == 6
 
 
 NUMBER = (int, float, {"nan", "inf", "-inf"})
@@ -256,7 +279,16 @@ def test_without_the_bug_both_agree_and_nothing_is_touched(tmp_path):
     assert trees(sides_of(folder)) == before and not (tmp_path / "called").exists()
 
 
+def dumped(folder: Path, side: str) -> dict:
+    """Every call in the dump of a side, with its statistics."""
+    (path,) = (sides_of(folder) / side / "dump" / "step0").glob("*/dump.json")
+    return json.loads(path.read_text(encoding="utf-8"))["data"]
+
+
 def test_reuse_runs_without_msprobe_gives_the_same_verdict(full, ready):
+    for side in ("baseline", "test"):  # a script that dumps in the rerun too
+        script = sides_of(ready) / side / "run.sh"
+        script.write_text(script.read_text().replace("\nexport", "\nunset PRECISION_COMPARER_RERUN\nexport", 1))
     ended = compare(ready, "--reuse-runs")
     assert ended.code == 1 and not list(ended.folder.glob("first_*.log"))
     check_located(ended.report, ready)
@@ -264,6 +296,8 @@ def test_reuse_runs_without_msprobe_gives_the_same_verdict(full, ready):
     mine, theirs = (report["msprobe"]["first_mismatch"] for report in (ended.report, full.ended.report))
     assert (mine["row"], mine["npu_name"], mine["stack"]) == (theirs["row"], theirs["npu_name"], theirs["stack"])
     assert trees(sides_of(ready)) == full.before
+    for side in ("baseline", "test"):  # the prints left no trace in the dump
+        assert dumped(ready, side) == dumped(full.folder, side)
 
 
 def test_without_any_dump_the_verdict_is_the_same(full, ready):

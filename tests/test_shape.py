@@ -68,10 +68,14 @@ def option_names() -> list[str]:
     return ["--" + dest.replace("_", "-") for dest in pc.build_parser()[1]]
 
 
+def table_rows(pattern: str) -> list[str]:
+    """The table rows of the README whose first cell matches."""
+    return [line for line in README.splitlines() if line.startswith("|") and re.search(pattern, line.split("|")[1])]
+
+
 @pytest.mark.parametrize("option", option_names())
 def test_every_option_is_in_the_readme(option):
-    rows = [line for line in README.splitlines() if line.startswith("|") and re.search(rf"`{option}[ `]", line)]
-    assert len(rows) == 1
+    assert len(table_rows(f"`{option}[ `]")) == 1
 
 
 def leaf_keys() -> dict[str, object]:
@@ -82,7 +86,7 @@ def leaf_keys() -> dict[str, object]:
 
 @pytest.mark.parametrize("key", leaf_keys())
 def test_every_config_key_is_in_the_readme_with_its_default(key):
-    rows = [line for line in README.splitlines() if line.startswith("|") and f"`{key}`" in line]
+    rows = table_rows(re.escape(f"`{key}`"))
     assert len(rows) == 1
     default = leaf_keys()[key]
     is_required = key.split(".")[-1] in pc.SIDE_PATHS or type(default).__name__ == "PydanticUndefinedType"
