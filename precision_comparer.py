@@ -89,7 +89,7 @@ import weakref
 import zlib
 from array import array
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, Protocol
 
 import pydantic
@@ -3181,10 +3181,16 @@ FunctionNode = (ast.FunctionDef, ast.AsyncFunctionDef)
 ScopeNode = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 ComprehensionNode = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 HeaderNode = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Match)
+TryNode = (ast.Try,) + ((ast.TryStar,) if hasattr(ast, "TryStar") else ())
+BlockNode = HeaderNode + TryNode
 MODULE = "<module>"
 
 # Functions whose source text is read by a compiler at definition time: a print inside would break the definition.
 COMPILED_DECORATOR = re.compile(r"jit|script|triton|kernel|autotune|numba", re.I)
+COMPILING_CALL = re.compile(r"(^|\.|_)(script|n?jit)\w*$|^(numba|triton)\.")
+# Context managers that let every exception out: what their body binds is certainly bound behind it.
+PLAIN_CONTEXT = re.compile(r"^(no_grad|enable_grad|set_grad_enabled|inference_mode|autocast|fp8_autocast|device|stream|record_function|profile|range|"
+                           r"open|nullcontext|fork|fork_rng|no_sync|sdpa_kernel|saved_tensors_hooks|save_on_cpu|set_detect_anomaly|detect_anomaly)$")
 NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
@@ -3202,12 +3208,24 @@ class Source:
         return NEWLINE.split(self.text)
 
 
+    def encode(self, text: str) -> bytes:
+        """A changed text as the bytes of this file."""
+        return self.bom + text.encode(self.encoding)
+
+
 def decode_source(data: bytes) -> Source:
-    """Decode a Python file by its BOM or declared encoding (PEP 263); raises `SyntaxError` or `UnicodeDecodeError`."""
+    """Decode a Python file by its BOM or declared encoding (PEP 263); raises `SyntaxError`, `LookupError` or `UnicodeDecodeError`."""
     bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     encoding = "utf-8" if encoding == "utf-8-sig" else encoding
     return Source(data, data[len(bom) :].decode(encoding), encoding, bom)
+
+
+def parse_python(text: str) -> ast.Module:
+    """The syntax tree of a text; what the parser only warns of was said in the user's own runs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 @dataclass(frozen=True)
@@ -3220,8 +3238,6 @@ class ValuePath:
     def __str__(self) -> str:
         return self.root + "".join(f".{key}" if kind == "." else f"[{key!r}]" for kind, key in self.steps)
 
-    def startswith(self, other: "ValuePath") -> bool:
-        return self.root == other.root and self.steps[: len(other.steps)] == other.steps
 
 
 @dataclass
@@ -3243,6 +3259,7 @@ class Stmt:
 
     @property
     def line(self) -> int:
+        """First line of the statement."""
         return self.node.lineno
 
     @property
@@ -3254,6 +3271,7 @@ class Stmt:
 
     @property
     def is_header(self) -> bool:
+        """Whether it is the header of a compound statement."""
         return isinstance(self.node, HeaderNode)
 
 
@@ -3276,7 +3294,19 @@ class Func:
 
     @property
     def is_module(self) -> bool:
+        """Whether it is the module level of a file."""
         return self.qualname == MODULE
+
+    @property
+    def class_name(self) -> str:
+        """The innermost class around the function."""
+        names = self.qualname.split(".")
+        return next((a for a, b in reversed(list(zip(names, names[1:]))) if "<locals>" not in (a, b)), "")
+
+    def mangled(self, name: str) -> str:
+        """What Python makes of a `__private` name in a class."""
+        owner = self.class_name.lstrip("_")
+        return f"_{owner}{name}" if owner and name.startswith("__") and not name.endswith("__") else name
 
     def is_local(self, name: str) -> bool:
         """Whether `name` is a local or an enclosing function's local, i.e. must be handed to a print by value."""
@@ -3287,34 +3317,45 @@ class Func:
 
 def parse_func_for_code(file: str, text: str) -> list[Func]:
     """All functions of one file with their statements, the module level first; raises `SyntaxError`."""
-    tree = ast.parse(text)
-    scripted = {c.args[0].id for c in ast.walk(tree) if isinstance(c, ast.Call) and c.args
-                and isinstance(c.args[0], ast.Name) and COMPILED_DECORATOR.search(ast.unparse(c.func))}
-    module = Func(file, MODULE, tree, 1, max(1, text.count("\n") + 1), [])
+    tree = parse_python(text)
+    module = Func(file, MODULE, tree, 1, len(NEWLINE.split(text)), [])
     funcs = [module]
     _collect_statements(module, tree.body, set())
-    _collect_functions(tree, "", module, funcs, scripted)
+    _collect_functions(tree, "", module, funcs, _compiled_by_call(tree))
     return funcs
 
 
-def _collect_functions(node: ast.AST, prefix: str, outer: Func, funcs: list[Func], scripted: set[str]) -> None:
+def _compiled_by_call(tree: ast.Module) -> set[str]:
+    """Names of functions and classes that are handed to a compiler: `script(f)`, `script(obj.f)`, `script(Model())`, `script(model)`."""
+    made = {node.targets[0].id: node.value.func for node in ast.walk(tree) if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Call)}
+    found = set()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and call.args and COMPILING_CALL.search(ast.unparse(call.func)):
+            what = call.args[0].func if isinstance(call.args[0], ast.Call) else call.args[0]
+            names = [what, made.get(getattr(what, "id", ""))]
+            found.update(name.id if isinstance(name, ast.Name) else name.attr for name in names if isinstance(name, (ast.Name, ast.Attribute)))
+    return found
+
+
+def _collect_functions(node: ast.AST, prefix: str, outer: Func, funcs: list[Func], scripted: set[str], reason: str = "") -> None:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
-            _collect_functions(child, f"{prefix}{child.name}.", outer, funcs, scripted)
+            _collect_functions(child, f"{prefix}{child.name}.", outer, funcs, scripted, reason or _skip_reason(child, scripted))
         elif isinstance(child, FunctionNode):
             args = child.args
             params = [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs] + [a.arg for a in (args.vararg, args.kwarg) if a]
             func = Func(outer.file, prefix + child.name, child, child.lineno, child.end_lineno, params, outer)
-            func.skip_reason = _skip_reason(child, scripted)
+            func.skip_reason = reason or _skip_reason(child, scripted)
             _find_locals(func)
             _collect_statements(func, child.body, set(params) - func.volatile)
             funcs.append(func)
-            _collect_functions(child, f"{func.qualname}.<locals>.", func, funcs, scripted)
+            _collect_functions(child, f"{func.qualname}.<locals>.", func, funcs, scripted, func.skip_reason)
         elif not isinstance(child, ast.Lambda):
-            _collect_functions(child, prefix, outer, funcs, scripted)
+            _collect_functions(child, prefix, outer, funcs, scripted, reason)
 
 
-def _skip_reason(node: ast.AST, scripted: set[str]) -> str:
+def _skip_reason(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, scripted: set[str]) -> str:
     for decorator in node.decorator_list:
         if COMPILED_DECORATOR.search(ast.unparse(decorator)):
             return f"由 @{ast.unparse(decorator)} 编译, 不能插入打印"
@@ -3355,37 +3396,62 @@ def _find_locals(func: Func) -> None:
     func.volatile |= func.shared
 
 
-def _collect_statements(func: Func, body: list[ast.stmt], bound: set[str]) -> set[str]:
-    """Append the statements of a block; `bound` are the names certainly bound before it; returns those bound after it."""
-    bound = set(bound)
+def _collect_statements(func: Func, body: list[ast.stmt], bound: set[str]) -> set[str] | None:
+    """Append the statements of a block; `bound` are the names certainly bound before it.
+
+    Returns those certainly bound behind it, `None` when its end is never reached.
+    """
+    is_reached = True
     for node in body:
-        if isinstance(node, FunctionNode + (ast.ClassDef,)):
-            bound.add(node.name)
-            continue
         if not _is_inert(node):
             func.statements.append(_statement(func, node, bound))
-        inner = bound | _targets_bound(node)
-        if not isinstance(node, HeaderNode + (ast.Try,) + ((ast.TryStar,) if hasattr(ast, "TryStar") else ())):
-            bound = inner - func.volatile
-        elif isinstance(node, (ast.With, ast.AsyncWith)):
-            bound = _collect_statements(func, node.body, inner - func.volatile)
-        else:
-            for name, block in _blocks(node):
-                _collect_statements(func, block, (inner if name == "body" else bound) - func.volatile)
-    return bound
+        after = bound | (_targets_bound(node) - func.volatile)
+        if isinstance(node, BlockNode):
+            after = _collect_inside(func, node, bound, after)
+        is_reached &= after is not None and not isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue))
+        bound = bound if after is None else after
+    return bound if is_reached else None
 
 
-def _blocks(node: ast.stmt) -> Iterator[tuple[str, list[ast.stmt]]]:
-    for name in ("body", "orelse", "finalbody"):
-        if getattr(node, name, None):
-            yield name, getattr(node, name)
-    for name in ("handlers", "cases"):
-        yield from ((name, inner.body) for inner in getattr(node, name, []))
+def _collect_inside(func: Func, node: ast.stmt, bound: set[str], inner: set[str]) -> set[str] | None:
+    """The same for the blocks of a compound statement; `inner` has the names that its header binds, too."""
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        after = _collect_statements(func, node.body, inner)
+        return after if all(_lets_out(item.context_expr) for item in node.items) else bound
+    if isinstance(node, ast.If):
+        return _common([_collect_statements(func, block, inner) for block in (node.body, node.orelse)])
+    if isinstance(node, ast.Match):
+        for case in node.cases:
+            _collect_statements(func, case.body, inner)
+        return inner
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+        tested = inner if isinstance(node, ast.While) else bound
+        _collect_statements(func, node.body, inner)
+        _collect_statements(func, node.orelse, tested)
+        return tested
+    after = _collect_statements(func, node.body, bound)
+    ends = [_collect_statements(func, handler.body, bound) for handler in node.handlers]
+    tried = _collect_statements(func, node.orelse, bound if after is None else after)
+    end = _common(ends + [tried if after is not None else None])
+    final = _collect_statements(func, node.finalbody, bound)
+    return None if end is None or final is None else end | final
+
+
+def _common(ends: list[set[str] | None]) -> set[str] | None:
+    """Names bound behind whichever of several blocks was executed."""
+    reached = [end for end in ends if end is not None]
+    return set.intersection(*reached) if reached else None
+
+
+def _lets_out(context: ast.expr) -> bool:
+    """Whether a context manager certainly does not swallow exceptions."""
+    callee = context.func if isinstance(context, ast.Call) else context
+    return bool(PLAIN_CONTEXT.match(getattr(callee, "attr", getattr(callee, "id", ""))))
 
 
 def _is_inert(node: ast.stmt) -> bool:
     """Statements around which a print is impossible or says nothing."""
-    if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Global, ast.Nonlocal, ast.Break, ast.Continue, ast.Try)):
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Global, ast.Nonlocal, ast.Break, ast.Continue, ast.ClassDef) + FunctionNode + TryNode):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
@@ -3393,7 +3459,7 @@ def _is_inert(node: ast.stmt) -> bool:
         return True
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.startswith("__"):
         return True  # `__all__` and its like are read as text by some loaders
-    return type(node).__name__ in ("TryStar", "TypeAlias") or (isinstance(node, ast.AnnAssign) and node.value is None)
+    return type(node).__name__ == "TypeAlias" or (isinstance(node, ast.AnnAssign) and node.value is None)
 
 
 def yielded(node: ast.stmt) -> ast.expr | None:
@@ -3459,6 +3525,8 @@ def _evaluated(node: ast.AST) -> list[ast.AST]:
         return [node.test, node.body, node.orelse]
     if isinstance(node, ast.BoolOp):
         return node.values
+    if isinstance(node, ast.Compare):
+        return [node.left] + node.comparators
     if isinstance(node, ast.Assign):
         return node.targets + [node.value]
     if isinstance(node, ast.AnnAssign):
@@ -3519,7 +3587,7 @@ def _written(node: ast.stmt) -> Iterator[ValuePath]:
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = list(node.targets)
-    elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+    elif isinstance(node, (ast.AugAssign, ast.For, ast.AsyncFor)) or (isinstance(node, ast.AnnAssign) and node.value):
         targets = [node.target]
     elif isinstance(node, (ast.With, ast.AsyncWith)):
         targets = [item.optional_vars for item in node.items if item.optional_vars]
@@ -3542,8 +3610,8 @@ def _written(node: ast.stmt) -> Iterator[ValuePath]:
                 yield ValuePath(inner.target.id)
 
 
-def _is_unconditional(stmt: ast.stmt, wanted: ast.NamedExpr) -> bool:
-    """Whether an assignment expression is certainly evaluated by its statement."""
+def _is_unconditional(stmt: ast.AST, wanted: ast.NamedExpr) -> bool:
+    """Whether an assignment expression is certainly evaluated by its statement or header."""
     def visit(node: ast.AST) -> bool:
         if node is wanted:
             return True
@@ -3559,9 +3627,15 @@ def _is_unconditional(stmt: ast.stmt, wanted: ast.NamedExpr) -> bool:
 
 
 def _targets_bound(node: ast.stmt) -> set[str]:
+    """Names that a statement, or the header of a compound one, certainly binds."""
     names = {path.root for path in _written(node) if not path.steps}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    elif isinstance(node, FunctionNode + (ast.ClassDef,)):
+        names.add(node.name)
+    elif isinstance(node, (ast.If, ast.While, ast.Match)):
+        test = header_expression(node)
+        names |= {n.target.id for n in ast.walk(test) if isinstance(n, ast.NamedExpr) and _is_unconditional(test, n)}
     return names
 
 
@@ -3648,7 +3722,9 @@ class CodeTree:
             try:
                 self.sources[file] = decode_source(self.host.read(os.path.join(self.root, file)))
                 self.funcs[file] = parse_func_for_code(file, self.sources[file].text)
-            except (SyntaxError, UnicodeError, ValueError, RecursionError) as error:
+            except HostError as error:
+                self.broken[file] = str(error)
+            except (SyntaxError, LookupError, ValueError, RecursionError, MemoryError) as error:
                 line = f" 第 {error.lineno} 行" if isinstance(error, SyntaxError) and error.lineno else ""
                 self.broken[file] = f"{file}{line} 不能解析: {getattr(error, 'msg', error)}"
         return self.funcs.get(file, [])
@@ -3657,7 +3733,7 @@ class CodeTree:
         """The file of a module name, the one closest to the importing file where several end alike."""
         tail = dotted.replace(".", "/")
         fits = [f for f in self._by_name.get(tail.rsplit("/", 1)[-1], ()) if ("/" + f).endswith((f"/{tail}.py", f"/{tail}/__init__.py"))]
-        return min(fits, key=lambda f: (-len(os.path.commonprefix([f, near])), f.count("/")), default=None)
+        return min(fits, key=lambda f: (-len(os.path.commonprefix([f.split("/")[:-1], near.split("/")[:-1]])), f.count("/")), default=None)
 
     def imported_files(self, file: str) -> list[str]:
         """Files of this tree that `file` imports, at module level or in a function; names of a package are followed to the
@@ -3693,7 +3769,7 @@ class CodeTree:
 
     def _defining(self, folder: str, name: str) -> list[str]:
         """Files below a package that define `name` at module level (packages that import lazily say so nowhere else)."""
-        pattern = re.compile(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=".encode(), re.M)
+        pattern = re.compile(rf"^(class|(async\s+)?def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*[=:]".encode(), re.M)
         inside = [f for f in self.files if f.startswith(folder + "/")]
         likely = sorted(inside, key=lambda f: (name.lower()[:4] not in f.lower(), f.count("/"), f))
         for file in likely[:4000]:
@@ -3702,7 +3778,10 @@ class CodeTree:
         return []
 
     def _raw(self, file: str) -> bytes:
-        return self.sources[file].data if file in self.sources else self.host.read(os.path.join(self.root, file))
+        if file not in self.sources:
+            with contextlib.suppress(HostError):  # a dangling link, or no right to read
+                return self.host.read(os.path.join(self.root, file))
+        return self.sources[file].data if file in self.sources else b""
 
     def entry_scripts(self) -> list[str]:
         """The Python files that the run script starts, by their names in it; else those with a `__main__` guard."""
@@ -3712,11 +3791,10 @@ class CodeTree:
             script = ""
         words = re.findall(r"[\w./\-]+\.py\b", script)
         words += [m.replace(".", "/") + ".py" for m in re.findall(r"\s-m\s+([\w.]+)", script)]
-        named = [f for word in words for f in self.files if ("/" + f).endswith("/" + os.path.normpath(word).lstrip("./"))]
+        named = [f for f in self.files if os.path.join(self.root, f) == self.side.config.run_script]
+        named += [f for word in words for f in self.files if ("/" + f).endswith("/" + os.path.normpath(word).lstrip("./"))]
         if not named:
             named = [f for word in words for f in self.files if os.path.basename(f) == os.path.basename(word)]
-        if not named and self.side.config.run_script.endswith(".py"):
-            named = [f for f in self.files if os.path.join(self.root, f) == self.side.config.run_script]
         guarded = [f for f in self.files if f.count("/") < 2 and b"__main__" in self._raw(f)] if not named else []
         return list(dict.fromkeys(named or guarded or self.files[:50]))
 
@@ -3740,8 +3818,8 @@ class CodeTree:
             chosen[file] = sum(len(func.statements) for func in self.load(file) if not (func.is_module and file in self.silent_modules))
             total += chosen[file]
             queue += [f for f in self.imported_files(file) if f not in chosen]
-        sizes = {} if is_library else {f: self.host.stat(os.path.join(self.root, f)).size for f in self.files}
-        if sizes and sum(sizes.values()) < 40 * budget:
+        found = [] if is_library else [self.host.stat(os.path.join(self.root, f)) for f in self.files]
+        if found and sum(status.size for status in found if status) < 40 * budget:
             for file in self.files:
                 chosen.setdefault(file, len(self.load(file)))
         return [file for file in chosen if self.funcs.get(file)]
@@ -3751,7 +3829,8 @@ class CodeTree:
         found = {}
         for ending in ("json", "yaml", "yml", "toml", "ini", "cfg", "sh", "txt"):
             for path in self.host.find(os.path.join(glob.escape(self.root), "**", f"*.{ending}"))[:200]:
-                if self.host.stat(path).size < 1 << 18:
+                status = self.host.stat(path)
+                if status and not status.is_dir and status.size < 1 << 18:
                     found[os.path.relpath(path, self.root)] = self.host.read(path).decode("utf-8", "replace")
         script = self.side.config.run_script
         found.setdefault(os.path.relpath(script, self.root), self.host.read(script).decode("utf-8", "replace"))
@@ -3783,6 +3862,7 @@ class Site:
 
     @property
     def line(self) -> int:
+        """Line at which it prints."""
         return self.stmt.line if self.stmt else self.func.line
 
 
@@ -3792,7 +3872,7 @@ def plan_sites(funcs: list[Func], first_id: int = 1) -> list[Site]:
     for func in funcs:
         if func.skip_reason:
             continue
-        if not func.is_module and func.params:
+        if not func.is_module:  # without parameters it prints nothing, but tells one call from the next
             sites.append(Site(first_id + len(sites), "entry", func, None))
         for stmt in func.statements:
             sites.append(Site(first_id + len(sites), "stmt", func, stmt))
@@ -3831,25 +3911,27 @@ def sites_to_edits(sites: list[Site], tag: str) -> list[Edit]:
         if site.kind == "stmt":
             edits += _statement_edits(site, tag)
         elif site.kind == "entry":
-            edits += _front_edits(site, site.func.node.body, _call(tag, "e", site, _arguments(site.func, entry_paths(site.func))), 0)
+            edits += _front_edits(site.func.node.body, _call(tag, "e", site, _arguments(site.func, entry_paths(site.func))), 0)
         else:
-            edits += _front_edits(site, site.stmt.node.body, _call(tag, "t", site, _arguments(site.func, site.stmt.writes)), 1)
+            edits += _front_edits(site.stmt.node.body, _call(tag, "t", site, _arguments(site.func, site.stmt.writes)), 1)
     return edits
+
+
+def _wrap(node: ast.expr, order: int, before: str, after: str) -> list[Edit]:
+    """Put text around an expression; the blank keeps it off a keyword, as in `if(a)or b:`."""
+    return [Edit(node.lineno, node.col_offset, order, " " + before), Edit(node.end_lineno, node.end_col_offset, -order, after)]
 
 
 def _statement_edits(site: Site, tag: str) -> list[Edit]:
     stmt, node = site.stmt, site.stmt.node
     before = _arguments(site.func, stmt.reads)
     if stmt.is_header:
-        expression = header_expression(node)
-        return [Edit(expression.lineno, expression.col_offset, 5, f"{tag}_h({site.id}, ("),
-                Edit(expression.end_lineno, expression.end_col_offset, -5, "".join(["), "] + [f"{name}, " for name in before])[:-2] + ")")]
+        return _wrap(header_expression(node), 5, f"{tag}_h({site.id}, (", ", ".join([")"] + before) + ")")
     edits = []
     if stmt.reads or isinstance(node, (ast.Return, ast.Raise)):
         edits.append(Edit(node.lineno, node.col_offset, 3, _call(tag, "i", site, before) + "; "))
     if yielded(node) is not None:
-        value = yielded(node)
-        edits += [Edit(value.lineno, value.col_offset, 6, f"{tag}_y({site.id}, ("), Edit(value.end_lineno, value.end_col_offset, -6, "))")]
+        edits += _wrap(yielded(node), 6, f"{tag}_y({site.id}, (", "))")
     if isinstance(node, ast.Return) and node.value is not None:
         edits += [Edit(node.lineno, node.col_offset + 6, 0, f" {tag}_r({site.id}, ("), Edit(node.end_lineno, node.end_col_offset, 0, "))")]
     elif not isinstance(node, (ast.Return, ast.Raise, ast.Delete)) and (stmt.reads or stmt.writes):
@@ -3857,21 +3939,26 @@ def _statement_edits(site: Site, tag: str) -> list[Edit]:
     return edits
 
 
-def _front_edits(site: Site, body: list[ast.stmt], call: str, order: int) -> list[Edit]:
-    """Put `call` in front of the first statement that is executed in `body`; nothing when there is no such place."""
-    for position, node in enumerate(body):
-        is_docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if is_docstring or isinstance(node, (ast.Global, ast.Nonlocal)):
-            continue
-        if isinstance(node, FunctionNode + (ast.ClassDef,)):
-            continue
-        if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
-            return _front_edits(site, node.body, call, order)
-        if isinstance(node, HeaderNode):
-            expression = header_expression(node)
-            return [Edit(expression.lineno, expression.col_offset, 4 - order, f"{call} or ("), Edit(expression.end_lineno, expression.end_col_offset, order - 4, ")")]
-        return [Edit(node.lineno, node.col_offset, order, call + "; ")]
-    return []
+def is_docstring(node: ast.stmt) -> bool:
+    """Whether a statement is a bare string."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _front_edits(body: list[ast.stmt], call: str, order: int) -> list[Edit]:
+    """Put `call` in front of the first statement that is executed in `body`; nothing when there is no such place.
+
+    The test of a `while` is none: it is executed again and again.
+    """
+    if is_docstring(body[0]):
+        return [Edit(body[0].end_lineno, body[0].end_col_offset, order, "; " + call)]
+    node = next((n for n in body if not isinstance(n, FunctionNode + (ast.ClassDef, ast.Global, ast.Nonlocal))), None)
+    if isinstance(node, TryNode):
+        return _front_edits(node.body, call, order)
+    if node is None or isinstance(node, ast.While):
+        return []
+    if isinstance(node, HeaderNode):
+        return _wrap(header_expression(node), 4 - order, f"{call} or (", ")")
+    return [Edit(node.lineno, node.col_offset, order, call + "; ")]
 
 
 def apply_edits(source: Source, edits: list[Edit]) -> bytes:
@@ -3885,7 +3972,7 @@ def apply_edits(source: Source, edits: list[Edit]) -> bytes:
         for edit in sorted(wanted, key=lambda e: (e.column, e.order), reverse=True):
             raw = raw[: edit.column] + edit.text.encode("utf-8") + raw[edit.column :]
         lines[2 * (number - 1)] = raw.decode("utf-8")
-    return source.bom + "".join(lines).encode(source.encoding)
+    return source.encode("".join(lines))
 
 
 class _Strip(ast.NodeTransformer):
@@ -3899,10 +3986,10 @@ class _Strip(ast.NodeTransformer):
         return name[len(self.tag) :] if name.startswith(self.tag) else ""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        is_header = isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name) and node.value.func.id == "exec" and self.tag in ast.unparse(node.value)
-        if self._probe(node.value) or is_header:
-            return None
-        return self.generic_visit(node)
+        return None if self._probe(node.value) or self._is_loader(node.value) else self.generic_visit(node)
+
+    def _is_loader(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exec" and self.tag in ast.unparse(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -3910,7 +3997,7 @@ class _Strip(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
-        if self._probe(node.values[0]) and isinstance(node.op, ast.Or) and len(node.values) == 2:
+        if (self._probe(node.values[0]) or self._is_loader(node.values[0])) and isinstance(node.op, ast.Or) and len(node.values) == 2:
             return node.values[1]
         return node
 
@@ -3923,19 +4010,22 @@ def verify(source: Source, injected: bytes, tag: str) -> bool:
     """Whether `injected` is `source` and nothing but prints: same lines, same tree, every statement on its old line."""
     try:
         after = decode_source(injected)
-        tree = _Strip(tag).visit(ast.parse(after.text))
-        before = ast.parse(source.text)
-    except (SyntaxError, UnicodeError, ValueError):
+        tree = _Strip(tag).visit(parse_python(after.text))
+        before = parse_python(source.text)
+        is_same_tree = ast.dump(before) == ast.dump(tree) and _positions(before) == _positions(tree)
+    except (SyntaxError, LookupError, ValueError, RecursionError, MemoryError):
         return False
-    is_same_tree = ast.dump(before) == ast.dump(tree) and _positions(before) == _positions(tree)
     return is_same_tree and len(after.lines()) == len(source.lines())
 
 
+# Run at the head of every injected file.  The relative path comes first: a container may see the code elsewhere; the absolute
+# one helps where the file was reached through a link.
 LOADER = """
 try:
-    import sys as {tag}s, os as {tag}p, importlib.util as {tag}u
+    import sys as {tag}s, os.path as {tag}p, importlib.util as {tag}u
     if '{tag}' not in {tag}s.modules:
-        {tag}k = {tag}u.spec_from_file_location('{tag}', {tag}p.path.join({tag}p.path.dirname({tag}p.path.abspath(__file__)), {runtime!r}))
+        {tag}f = {tag}p.normpath({tag}p.join({tag}p.dirname({tag}p.abspath(__file__)), {relative}))
+        {tag}k = {tag}u.spec_from_file_location('{tag}', {tag}f if {tag}p.isfile({tag}f) else {absolute})
         {tag}s.modules['{tag}'] = {tag}u.module_from_spec({tag}k)
         {tag}k.loader.exec_module({tag}s.modules['{tag}'])
     {tag}_i, {tag}_o, {tag}_t, {tag}_e, {tag}_h, {tag}_r, {tag}_y = {tag}s.modules['{tag}'].probes
@@ -3945,67 +4035,105 @@ except Exception:
 """
 
 
-def loader_edit(source: Source, funcs: list[Func], tag: str, runtime: str) -> Edit | None:
-    """Where and how a file finds the runtime, by a path relative to itself; `None` when no existing line can take it.
+def loader_edits(source: Source, body: list[ast.stmt], code: str) -> list[Edit]:
+    """Where a file can run `code` before any of its functions is called; empty when no existing line can take it.
 
-    It must run before any function of the file can: behind the docstring or the last `from __future__`, else in front of a
-    first simple statement, else on a comment or blank line above the first definition.
+    Behind the docstring or the last `from __future__`; else on a comment or blank line or in front of a statement, whichever
+    comes first, definitions that call nothing being stepped over.
     """
-    code = f"exec({LOADER.format(tag=tag, runtime=runtime)!r})"
-    body = funcs[0].node.body
-    last = None
-    for position, node in enumerate(body):
-        is_docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
-            break
-        last = node
-    if last is not None:
-        return Edit(last.end_lineno, last.end_col_offset, 0, "; " + code)
     if not body:
-        return None
-    first = body[0]
-    start = min([first.lineno] + [d.lineno for d in getattr(first, "decorator_list", [])])
-    for number, line in enumerate(source.lines()[: start - 1], 1):
-        is_special = number <= 2 and re.match(r"[ \t\f]*#(!|.*?coding[:=])", line)
-        if not is_special and re.fullmatch(r"[ \t\f]*(#.*)?", line):
-            return Edit(number, 0, 0, code + "  ")
-    if isinstance(first, HeaderNode):
-        expression = header_expression(first)
-        return None if isinstance(first, ast.Match) else Edit(expression.lineno, expression.col_offset, 9, code + " or ")
-    if isinstance(first, (ast.Try, ast.ClassDef) + FunctionNode):
-        return None
-    return Edit(first.lineno, first.col_offset, -1, code + "; ")
+        return []
+    prologue = [n for n in body[:1] if is_docstring(n)]
+    prologue += itertools.takewhile(lambda n: isinstance(n, ast.ImportFrom) and n.module == "__future__", body[len(prologue) :])
+    if prologue:
+        return [Edit(prologue[-1].end_lineno, prologue[-1].end_col_offset, 0, "; " + code)]
+    lines, classes, first_free = source.lines(), {n.name for n in body if isinstance(n, ast.ClassDef)}, 1
+    for node in body:
+        start = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
+        place = next((n for n in range(first_free, start) if _is_free(lines, n)), None)
+        if place is not None:
+            return [Edit(place, 0, 0, code + "  ")]
+        if not isinstance(node, FunctionNode + (ast.ClassDef,)):
+            return _front_edits([node], code, 2)
+        if not _calls_nothing(node, classes):
+            return []
+        first_free = node.end_lineno + 1
+    place = next((n for n in range(first_free, len(lines) + 1) if _is_free(lines, n)), None)
+    return [Edit(place, 0, 0, code + "  ")] if place is not None else []
 
 
-def inject_source(source: Source, funcs: list[Func], sites: list[Site], tag: str, runtime: str) -> tuple[bytes | None, list[Site], str]:
-    """Inject `sites` into one file.
+def _is_free(lines: list[str], number: int) -> bool:
+    """Whether code can stand on a line between statements: nothing but a comment, and not one that Python reads itself."""
+    special = re.compile(r"[ \t\f]*#.*?coding[:=]")
+    if number <= 2 and (lines[number - 1].startswith("#!") or any(special.match(line) for line in lines[number - 1 : 2])):
+        return False
+    return bool(re.fullmatch(r"[ \t\f]*(#.*)?", lines[number - 1]))
+
+
+def _calls_nothing(node: ast.stmt, classes: set[str]) -> bool:
+    """Whether executing a definition calls no function of its file, so that prints in it need their names only later."""
+    if any(getattr(d, "id", "") not in ("property", "staticmethod", "classmethod") for d in node.decorator_list):
+        return False
+    if isinstance(node, ast.ClassDef):
+        if node.keywords or any(not isinstance(base, ast.Name) or base.id in classes for base in node.bases):
+            return False
+        parts = node.body
+    else:
+        parts = [node.args] + [node.returns] * (node.returns is not None)
+    return all(_calls_nothing(part, classes) if isinstance(part, FunctionNode + (ast.ClassDef,))
+               else not any(isinstance(n, (ast.Call, ast.With, ast.For)) for n in ast.walk(part)) for part in parts)
+
+
+def inject_source(source: Source, funcs: list[Func], sites: list[Site], tag: str, relative: str, absolute: str) -> tuple[bytes | None, list[Site], str]:
+    """Inject `sites` into one file; the paths say where it finds the runtime, seen from the file and at all.
 
     Returns the new bytes, the sites in it, and why any were left out; bytes are `None` when nothing can be injected.  A
     function whose prints do not survive the proof is left out, never the whole file.
     """
-    header = loader_edit(source, funcs, tag, runtime)
-    if header is None:
+    if not sites:
+        return None, [], ""
+    try:
+        if source.encode(source.text) != source.data:
+            return None, [], f"{source.encoding} 编码不能逐字节写回"
+    except UnicodeError:
+        return None, [], f"{source.encoding} 编码不能逐字节写回"
+    code = f"exec({LOADER.format(tag=tag, relative=ascii(relative), absolute=ascii(absolute))!r})"
+    header = loader_edits(source, funcs[0].node.body, code)
+    if not header:
         return None, [], "文件开头没有可插入的行"
-    injected = apply_edits(source, sites_to_edits(sites, tag) + [header])
-    if verify(source, injected, tag):
+
+    def proven(chosen: list[Site]) -> bytes | None:
+        with contextlib.suppress(UnicodeError):  # an identifier that Python normalises may not exist in the file's encoding
+            data = apply_edits(source, sites_to_edits(chosen, tag) + header)
+            return data if verify(source, data, tag) else None
+        return None
+
+    if (injected := proven(sites)) is not None:
         return injected, sites, ""
-    kept: list[Site] = []
-    for func in funcs:
-        own = [site for site in sites if site.func is func]
-        if own and verify(source, apply_edits(source, sites_to_edits(own, tag) + [header]), tag):
-            kept += own
-    injected = apply_edits(source, sites_to_edits(kept, tag) + [header])
-    return (injected, kept, "部分函数插入后语法树不一致, 已跳过") if kept and verify(source, injected, tag) else (None, [], "插入后语法树不一致")
+    own = {func.qualname: [site for site in sites if site.func is func] for func in funcs}
+    dropped = [name for name, chosen in own.items() if chosen and proven(chosen) is None]
+    kept = [site for site in sites if site.func.qualname not in dropped]
+    injected = proven(kept) if kept else None
+    return injected, kept if injected is not None else [], "插入后语法树不一致, 已跳过" + (" " + ", ".join(dropped) if injected is not None else "整个文件")
+
+
+def is_compiling():
+    """Whether torch is compiling the code that asks; the first thing a print does, so that the graph stays one and the same."""
+    for name in ("torch.compiler", "torch._dynamo"):
+        found = getattr(sys.modules.get(name), "is_compiling", None)
+        if found is not None:
+            return found()
+    return False
 
 
 class ProbeRuntime:
     """What the injected prints call, inside the user's training.  Shipped as source: Python 3.8, nothing from this file.
 
     It must not change the training: no gradient, no random draw, no change in place, no reference kept, no exception let
-    out, and torch is only reached through `torch._C`, which msprobe does not wrap.  `settings` has tag, rank (or None for
-    all), window [first, last + 1] of optimizer steps, init, grads, per_site, total, steps_by; `sites` maps a site's number
-    to [file:line, paths before, paths after, roles, number of written paths at the head of the paths after], a path being
-    [text, argument position or -1 for a global, steps].
+    out, no method or property of the user's called, and torch is only reached through `torch._C`, which msprobe does not
+    wrap.  `settings` has tag, rank (or None for all), window [first, last + 1] of optimizer steps, init, grads, per_site,
+    total, steps_by; `sites` maps a site's number to [file:line, paths before, paths after, roles, number of written paths at
+    the head of the paths after], a path being [text, argument position or the name of a global, steps].
     """
 
     def __init__(self, settings, sites):
@@ -4015,9 +4143,9 @@ class ProbeRuntime:
         self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
         self.local, self.errors, self.skipped = threading.local(), {}, 0
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
-        self.marker = self.optimizer = self.rank = None
-        self.is_off = self.has_hook = False
-        self.update_sites = frozenset(number for number, row in sites.items() if "update" in row[3])
+        self.marker = self.optimizer = self.rank = self.library = self.base = self.shields = None
+        self.is_off = self.is_idle = self.has_hook = False
+        self.always = frozenset(number for number, row in sites.items() if "update" in row[3] or "backward" in row[3])
 
     # ---- gates -----------------------------------------------------------------------------------------------------
 
@@ -4026,19 +4154,24 @@ class ProbeRuntime:
         """Optimizer steps completed so far."""
         return self.backwards if self.settings["steps_by"] == "backward" else self.hook_updates or self.updates
 
+    def is_early(self):
+        """Whether the window of steps is still to come."""
+        return self.step < self.settings["window"][0] and not (self.settings["init"] and self.step == 0 and self.backwards == 0)
+
+    def refresh(self):
+        """Note whether only the sites that count steps are of interest now."""
+        self.is_idle = self.is_off or (self.has_hook and self.is_early())
+
     def is_wanted(self, kind, site, roles=()):
         """Whether a record of `site` is wanted now: rank, window of steps, volume.
 
         Behind the last step everything is shown up to the next backward pass, the update itself and what it leads to, and
         on as long as little was printed: a line of the log may stand for several updates.
         """
-        first, last = self.settings["window"]
-        step = self.step
+        last, step = self.settings["window"][1], self.step
         if (step > last or (step == last and kind == "i" and "backward" in roles)) and self.emitted > self.settings["soft"]:
             self.is_off = True
-        if self.is_off or self.emitted > self.settings["total"]:
-            return False
-        if step < first and not (self.settings["init"] and step == 0 and self.backwards == 0):
+        if self.is_off or self.emitted > self.settings["total"] or self.is_early():
             return False
         wanted = self.settings["rank"]
         if wanted is not None and self.current_rank() not in (None, wanted):
@@ -4052,49 +4185,69 @@ class ProbeRuntime:
         return True
 
     def current_rank(self):
-        """Global rank of this process, None while unknown."""
+        """Global rank of this process, None while unknown; a launcher's variables are only believed until torch knows."""
         if self.rank is None:
+            dist = sys.modules.get("torch.distributed")
+            if hasattr(dist, "is_initialized") and dist.is_available() and dist.is_initialized():
+                self.rank = dist.get_rank()
+                return self.rank
             for name in ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
                 if os.environ.get(name, "").isdigit():
-                    self.rank = int(os.environ[name])
-            dist = sys.modules.get("torch.distributed")
-            if dist is not None and dist.is_available() and dist.is_initialized():
-                self.rank = dist.get_rank()
+                    return int(os.environ[name])
         return self.rank
 
+    def torch(self):
+        """torch as soon as it is wholly imported."""
+        global is_compiling
+        if self.library is None:
+            found = sys.modules.get("torch")
+            if not all(hasattr(found, name) for name in ("Generator", "no_grad", "nn", "jit", "is_grad_enabled")):
+                return None
+            core = found._C
+            dispatch = getattr(core, "_DisableTorchDispatch", None)
+            self.shields = (core.DisableTorchFunction, dispatch if hasattr(dispatch, "__enter__") else contextlib.nullcontext)
+            self.base = getattr(core, "TensorBase", None) or core._TensorBase  # the class whose methods nobody wraps
+            self.library = found
+            is_compiling = getattr(getattr(found, "compiler", None), "is_compiling", is_compiling)
+        return self.library
+
     def is_capturing(self, torch):
-        """Whether torch records a graph in which a print must not take part."""
+        """Whether torch records a graph in which a print must not take part.
+
+        A device is not even asked for before the training itself has started it: that would break processes forked later.
+        """
         if torch.jit.is_scripting() or torch._C._get_tracing_state() is not None:
             return True
-        cuda = getattr(torch, "cuda", None)
-        return bool(cuda and cuda.is_available() and cuda.is_initialized() and cuda.is_current_stream_capturing())
+        for name in ("cuda", "npu"):
+            device = getattr(torch, name, None)
+            if device is not None and device.is_initialized() and hasattr(device, "is_current_stream_capturing") and device.is_current_stream_capturing():
+                return True
+        return False
 
-    def guarded(self, kind, site, roots, frame, value=None):
-        """Take one record; whatever goes wrong in here is counted and never reaches the training."""
+    def quietly(self, work, *arguments):
+        """Do `work` unnoticed: no gradients, no modes and subclasses of the user's; what goes wrong in it is only counted."""
         if getattr(self.local, "busy", False):
             return
         self.local.busy = True
-        torch = sys.modules.get("torch")
-        torch = torch if hasattr(torch, "Generator") and hasattr(torch, "no_grad") else None  # not half imported
-        grad_mode = None
         try:
-            if torch is not None:
-                if self.is_capturing(torch):
-                    return
+            torch = self.torch()
+            if torch is None:
+                work(*arguments)
+            elif not self.is_capturing(torch):
                 if not self.has_hook:
                     self.hook_optimizers()
-                grad_mode = torch._C.is_grad_enabled() if hasattr(torch._C, "is_grad_enabled") else torch.is_grad_enabled()
-                torch._C._set_grad_enabled(False)
-                plain = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
-                with plain():
-                    self.take(kind, site, roots, frame, value)
-            else:
-                self.take(kind, site, roots, frame, value)
+                with self.shields[0](), self.shields[1]():
+                    grad_mode = torch.is_grad_enabled()
+                    torch._C._set_grad_enabled(False)
+                    try:
+                        work(*arguments)
+                    finally:
+                        torch._C._set_grad_enabled(grad_mode)
+            if self.is_off:
+                self.refresh()
         except Exception as error:
             self.note_error(error)
         finally:
-            if grad_mode is not None:
-                torch._C._set_grad_enabled(grad_mode)
             self.local.busy = False
 
     def note_error(self, error):
@@ -4105,29 +4258,42 @@ class ProbeRuntime:
             try:
                 self.emit("x", 0, 0, 0, [("error", text)])
             except Exception:
-                self.is_off = True
+                self.is_off = self.is_idle = True
 
     # ---- records ---------------------------------------------------------------------------------------------------
 
     def take(self, kind, site, roots, frame, value):
         """Look at the values of one site and print them."""
-        roles = self.sites[site][3]
+        _, before, after, roles, _ = self.sites[site]
+        if kind == "e":
+            self.frames.pop(id(frame), None)  # of an earlier call that had the same address
+            if not after:
+                return
         if kind == "i" and "update" in roles and self.marker is None and self.updates_weights(site, roots, frame):
             self.marker = site
         if self.is_wanted(kind, site, roles):
             self.show(kind, site, roots, frame, value)
         if kind == "o" and "update" in roles and site == self.marker:
             self.updates += 1
-            self.counts.clear()
-            self.mark_update()
+            if not self.hook_updates:
+                self.count_update()
         if kind in "or" and "backward" in roles:
             self.backwards += 1
+            self.digests.clear()
+            self.refresh()
+
+    def count_update(self):
+        """What begins anew with every update; some optimizers write weights without a trace, so no digest outlives it."""
+        self.counts.clear()
+        self.digests.clear()
+        self.mark_update()
+        self.refresh()
 
     def updates_weights(self, site, roots, frame):
         """Whether the object whose `.step()` is called is an optimizer (a scheduler, a profiler have that method too)."""
         for text, position, steps in self.sites[site][1]:
-            item = self.resolve(text, position, steps, roots, frame)
-            name = type(item).__name__.lower()
+            item = self.resolve(position, steps, roots, frame)
+            name = self.name_of(type(item)).lower()
             if item is not self and not isinstance(item, types.MethodType) and not any(word in name for word in ("sched", "lr", "prof", "debug", "env")):
                 groups = self.attribute(item, "param_groups")
                 if groups is not self or any(word in name + text.lower() for word in ("opt", "adam", "sgd", "engine", "scaler", "lion", "muon")):
@@ -4142,12 +4308,12 @@ class ProbeRuntime:
     def show(self, kind, site, roots, frame, value):
         """Print one record, and the state of the training where the site passes gradients back or updates weights."""
         _, before, after, roles, _ = self.sites[site]
-        invocation, parent = self.invocation_of(frame, kind == "e")
+        invocation, parent = self.invocation_of(frame)
         if kind == "i" and "update" in roles:
             self.emit_state("grads", invocation, parent)
         if kind in "ih":
-            values = self.values_before(before, roots, frame, site)
-            if kind == "h" and (value is None or isinstance(value, (bool, int, float, str))):
+            values = self.values_before(before, roots, frame, site if kind == "i" else 0)
+            if kind == "h" and (value is None or issubclass(type(value), (bool, int, float, str))):
                 values.append(("=", value, self.summary(value, 0)))
         elif kind == "y":
             values = [("yield", value, self.summary(value, 0))]
@@ -4167,19 +4333,20 @@ class ProbeRuntime:
             self.emit_state("params", invocation, parent)
 
     def values_before(self, paths, roots, frame, site):
-        """[(name, object, summary)] of the paths; what is needed to see later whether they changed is kept as text."""
+        """[(name, object, summary)] of the paths; what tells later whether they changed is kept for the site, but no object."""
         values, kept = [], {}
         for text, position, steps in paths:
-            item = self.resolve(text, position, steps, roots, frame)
+            item = self.resolve(position, steps, roots, frame)
             if item is not self:
                 summary = self.summary(item, 0)
-                if summary is None and position >= 0 and isinstance(item, (types.FunctionType, types.BuiltinFunctionType)):
-                    summary = ["F", item.__name__]  # a function chosen at run time
+                if summary is None and type(position) is int:
+                    summary = self.function_summary(item)
                 values.append((text, item, summary))
-                kept[text] = (self.signature(item), summary, id(item))
-        if len(self.pending) > 5000:
-            self.pending.clear()
-        self.pending[(id(frame), site)] = kept
+                kept[text] = (self.signature(item), summary, self.identity(item))
+        if site:
+            while len(self.pending) > 5000:  # of statements that an exception left
+                self.pending.pop(next(iter(self.pending)), None)
+            self.pending[id(frame), site] = kept
         return values
 
     def values_after(self, paths, before, roots, frame, site):
@@ -4188,94 +4355,168 @@ class ProbeRuntime:
         read = set(text for text, _, _ in before)
         values = []
         for index, (text, position, steps) in enumerate(paths):
-            item = self.resolve(text, position, steps, roots, frame)
-            if item is self:
-                continue
-            signature, old, _ = kept.get(text, (None, None, 0))
+            item = self.resolve(position, steps, roots, frame)
             is_written = index < self.sites[site][4] or text not in read
+            if item is self or not (is_written or text in kept):
+                continue
             has_effect = "effect" in self.sites[site][3]  # native code may write without telling the version counter
-            if not is_written and not has_effect and signature is not None and signature == self.signature(item):
+            if not is_written and not has_effect and kept[text][0] is not None and kept[text][0] == self.signature(item) and self.is_same(item, kept[text][2]):
                 continue
             summary = self.summary(item, 0)
-            if summary is None and is_written and isinstance(item, (types.FunctionType, types.BuiltinFunctionType)):
-                summary = ["F", item.__name__]
-            if is_written or old not in (summary, ["F", getattr(item, "__name__", "")]):
+            if summary is None and (is_written or kept[text][1] is not None):
+                summary = self.function_summary(item)
+            if is_written or kept[text][1] != summary:
                 values.append((text, item, summary))
-            if is_written and not isinstance(item, (bool, int, float, str, type(None))):  # one of the objects that were read?
-                own = self.memory_of(item, self.signature(item))
-                shared = sum(bool(own & self.memory_of(None, found, identity)) for found, _, identity in kept.values())
+            if is_written and not issubclass(type(item), (bool, int, float, str, type(None))):  # one of the objects that were read?
+                shared = sum(self.shares_memory(item, signature, identity) for signature, _, identity in kept.values())
                 if shared or self.is_weight(item):
                     values.append(("&" + text, None, shared))
         return values
 
-    def resolve(self, text, position, steps, roots, frame):
+    def function_summary(self, item):
+        """A function chosen at run time."""
+        return ["F", item.__name__] if type(item) in (types.FunctionType, types.BuiltinFunctionType) else None
+
+    def identity(self, item):
+        """What finds an object again without keeping it alive: a weak reference to a tensor or module, else its address."""
+        torch = self.torch()
+        is_weak = torch is not None and issubclass(type(item), (self.base, torch.nn.Module))
+        return weakref.ref(item) if is_weak else id(item)
+
+    def is_same(self, item, identity):
+        """Whether `item` is the object of an `identity`; the temporary tensor of `x.data` never is."""
+        return id(item) == identity if type(identity) is int else identity() is item
+
+    def shares_memory(self, item, signature, identity):
+        """Whether an object is the one that was read, or has a weight in common with the module that was."""
+        if self.is_same(item, identity):
+            return True
+        if type(identity) is int or identity() is None:
+            return False
+        own = self.signature(item)
+        return bool(own and signature and {found[0] for found in own[1:]} & {found[0] for found in signature[1:]})
+
+    def resolve(self, position, steps, roots, frame):
         """The object at a path without calling any code of the user; `self` when it is not there."""
-        if position >= 0:
-            item = roots[position]
-        else:
-            item = frame.f_globals.get(text.split(".")[0].split("[")[0], self)
-        for kind, key in steps:
-            if item is self:
-                return self
-            item = self.attribute(item, key) if kind == "." else self.element(item, key)
+        item = roots[position] if type(position) is int else frame.f_globals.get(position, self)
+        try:
+            for kind, key in steps:
+                if item is self:
+                    return self
+                item = self.attribute(item, key) if kind == "." else self.element(item, key)
+        except Exception as error:
+            self.note_error(error)
+            return self
         return item
+
+    def mro(self, kind):
+        """The classes of a class, past any metaclass."""
+        return type.__dict__["__mro__"].__get__(kind)
+
+    def name_of(self, kind):
+        """The name of a class, past any metaclass."""
+        return type.__dict__["__name__"].__get__(kind)
+
+    def in_class(self, kind, name):
+        """What the body of a class or of one of its bases says of a name; `self` when nothing."""
+        for base in self.mro(kind):
+            body = type.__dict__["__dict__"].__get__(base)
+            if name in body:
+                return body[name]
+        return self
+
+    def own(self, item):
+        """The dictionary of an object's own attributes, read past `__getattr__`, `__getattribute__` and properties."""
+        found = self.in_class(type(item), "__dict__")
+        own = found.__get__(item) if type(found) in (types.GetSetDescriptorType, types.MemberDescriptorType) else None
+        return own if issubclass(type(own), dict) else {}
+
+    def of_tensor(self, item, name):
+        """An attribute of a tensor, read past subclasses."""
+        return getattr(self.base, name).__get__(item)
+
+    def grad_of(self, item):
+        """The gradient of a tensor, None where it has none or asking would warn."""
+        keeps = self.of_tensor(item, "is_leaf") or (hasattr(self.base, "retains_grad") and self.of_tensor(item, "retains_grad"))
+        return self.of_tensor(item, "grad") if keeps else None
 
     def attribute(self, item, name):
         """An attribute that is plain data."""
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(item, self.base(torch)):
-            if name in ("data", "shape", "dtype", "requires_grad", "T") or (name == "grad" and (item.is_leaf or item.retains_grad)):
-                return getattr(item, name)
-        own = getattr(item, "__dict__", None)
-        if isinstance(item, types.ModuleType):
-            return own.get(name, self)
-        if isinstance(own, dict):
-            if name in own:
-                return own[name]
-            for store in ("_parameters", "_buffers", "_modules"):
-                if isinstance(own.get(store), dict) and name in own[store]:
-                    return own[store][name]
-        if isinstance(item, tuple) and name in getattr(type(item), "_fields", ()):
-            return item[type(item)._fields.index(name)]
-        for base in (item if isinstance(item, type) else type(item)).__mro__:
-            if name in base.__dict__:
-                found = base.__dict__[name]
-                if isinstance(found, types.MemberDescriptorType):
-                    return found.__get__(item) if not isinstance(item, type) else self
-                return self if hasattr(type(found), "__get__") else found
-        return self
+        kind, own = type(item), self.own(item)
+        if self.torch() is not None and issubclass(kind, self.base):
+            if name in ("data", "shape", "dtype", "requires_grad", "T"):
+                return self.of_tensor(item, name)
+            if name == "grad":
+                return self.grad_of(item)
+        for store in (own, own.get("_parameters"), own.get("_buffers"), own.get("_modules")):
+            if issubclass(type(store), dict) and dict.__contains__(store, name):
+                return dict.__getitem__(store, name)
+        if issubclass(kind, types.ModuleType):
+            return self
+        fields = self.in_class(kind, "_fields") if issubclass(kind, tuple) else ()
+        if type(fields) is tuple and name in fields:
+            return tuple.__getitem__(item, fields.index(name))
+        found = self.in_class(item if issubclass(kind, type) else kind, name)
+        if type(found) is types.MemberDescriptorType and not issubclass(kind, type):
+            try:
+                return found.__get__(item)
+            except AttributeError:
+                return self
+        return found if self.in_class(type(found), "__get__") is self else self
 
     def element(self, item, key):
         """An element of a plain container."""
-        if isinstance(item, collections.UserDict):
-            item = item.data
-        if isinstance(item, dict):
+        kind = type(item)
+        if issubclass(kind, collections.UserDict):
+            item = self.own(item).get("data")
+            kind = type(item)
+        if issubclass(kind, dict):
             return dict.__getitem__(item, key) if dict.__contains__(item, key) else self
-        if isinstance(item, (list, tuple)) and isinstance(key, int) and -len(item) <= key < len(item):
-            return item[key]
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if isinstance(key, int) and torch is not None and type(item) is torch.Tensor and item.dim():
-            return self.base(torch).__getitem__(item, key)
-        return item[key] if isinstance(key, int) and numpy is not None and type(item) is numpy.ndarray and item.ndim else self
+        if type(key) is not int:
+            return self
+        for sequence in (list, tuple):
+            if issubclass(kind, sequence):
+                return sequence.__getitem__(item, key) if -sequence.__len__(item) <= key < sequence.__len__(item) else self
+        torch, numpy = self.torch(), sys.modules.get("numpy")
+        if torch is not None and kind is torch.Tensor:
+            return self.base.__getitem__(item, key) if self.base.dim(item) and -self.base.size(item, 0) <= key < self.base.size(item, 0) else self
+        is_array = kind is getattr(numpy, "ndarray", None) and item.ndim and -len(item) <= key < len(item)
+        return item[key] if is_array else self
 
-    def invocation_of(self, frame, is_new):
+    def invocation_of(self, frame):
         """(number of this call of the function, number of the nearest instrumented caller's call or 0)."""
         entry = self.frames.get(id(frame))
-        if entry is None or is_new or entry[2] is not frame.f_code:
-            parent, caller, depth = 0, frame.f_back, 0
-            while caller is not None and depth < 200:
-                found = self.frames.get(id(caller))
-                if found is not None and found[2] is caller.f_code:
-                    parent = found[0]
-                    break
-                caller, depth = caller.f_back, depth + 1
+        if entry is None or entry[2] is not frame.f_code:
             if len(self.frames) > 20000:
-                self.frames.clear()
+                self.forget_frames()
+            parent, _ = self.nearest_invocation(frame.f_back)
             entry = self.frames[id(frame)] = (next(self.invocations), parent, frame.f_code)
         return entry[0], entry[1]
 
+    def nearest_invocation(self, frame):
+        """The call of the nearest instrumented frame at or above `frame`, and its caller's."""
+        depth = 0
+        while frame is not None and depth < 200:
+            found = self.frames.get(id(frame))
+            if found is not None and found[2] is frame.f_code:
+                return found[0], found[1]
+            frame, depth = frame.f_back, depth + 1
+        return 0, 0
+
+    def forget_frames(self):
+        """Forget all calls but those that are going on."""
+        alive = set()
+        for frame in list(sys._current_frames().values()):
+            while frame is not None:
+                alive.add(id(frame))
+                frame = frame.f_back
+        self.frames = {key: entry for key, entry in self.frames.items() if key in alive}
+
     def emit(self, kind, site, invocation, parent, values):
-        """Print one record, over several lines where it is long; every line ends in a checksum against torn lines."""
+        """Print one record, over several lines where it is long; every line ends in a checksum against torn lines.
+
+        Each line is written by itself: up to 4096 bytes the processes that share a pipe do not tear it.
+        """
         number = next(self.numbers)
         rank = self.current_rank()
         thread = self.threads.setdefault(threading.get_ident(), len(self.threads))
@@ -4283,38 +4524,43 @@ class ProbeRuntime:
                                                invocation, parent, self.step, self.random_state(), self.sites[site][0] if site else "-"))
         parts, size = [{}], 0
         for name, value in values:
-            length = len(json.dumps(value)) + len(name) + 6
-            if length > 2800:
-                value, length = ["~", zlib.crc32(json.dumps(value).encode())], 30
-            if size + length > 2900:
+            text = json.dumps(value)
+            if len(text) > 2800:
+                value, text = ["~", zlib.crc32(text.encode())], "-" * 30
+            if len(name) > 100:
+                name = "%s~%08x" % (name[:80], zlib.crc32(name.encode("utf-8", "replace")))
+            size += len(text) + len(json.dumps(name)) + 2
+            if size > 2900:
                 parts.append({})
-                size = 0
+                size = len(text) + len(json.dumps(name)) + 2
             parts[-1][name] = value
-            size += length
+        out = sys.__stdout__ if type(sys.stdout) is io.StringIO else sys.stdout  # what the user collects is not for us
         for part in parts:
             line = head + "|" + json.dumps(part, separators=(",", ":"))
-            line = line.encode("ascii", "backslashreplace").decode("ascii")
-            sys.stdout.write("%s|%08x\n" % (line, zlib.crc32(line.encode())))
-        sys.stdout.flush()
+            out.write("%s|%08x\n" % (line, zlib.crc32(line.encode())))
+            out.flush()
         self.emitted += len(parts)
         return number
 
     def random_state(self):
         """Digests of the random generators in use: Python's, numpy's, torch's (of the current device too)."""
         parts = ["%08x" % (hash(random.getstate()[1]) & 0xFFFFFFFF), "", ""]
-        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        if numpy is not None and hasattr(numpy, "random"):
-            state = numpy.random.get_state()
-            parts[1] = "%08x" % zlib.crc32(state[1].tobytes() + str(state[2]).encode())
-        if torch is not None and hasattr(torch, "default_generator"):
-            generators, digest = [torch.default_generator], 0
-            for name in ("cuda", "npu"):
-                device = getattr(torch, name, None)
-                if device is not None and device.is_initialized():
-                    generators.append(device.default_generators[device.current_device()])
-            for generator in generators:
-                digest = zlib.crc32(self.base(torch).numpy(generator.get_state()).tobytes(), digest)
-            parts[2] = "%08x" % digest
+        numpy, torch = sys.modules.get("numpy.random"), self.torch()
+        try:
+            if numpy is not None:
+                state = numpy.get_state()
+                parts[1] = "%08x" % zlib.crc32(state[1].tobytes() + str(state[2]).encode())
+            if torch is not None:
+                generators, digest = [torch.default_generator], 0
+                for name in ("cuda", "npu"):
+                    device = getattr(torch, name, None)
+                    if device is not None and device.is_initialized():
+                        generators.append(device.default_generators[device.current_device()])
+                for generator in generators:
+                    digest = zlib.crc32(self.base.numpy(generator.get_state()).tobytes(), digest)
+                parts[2] = "%08x" % digest
+        except Exception:
+            pass  # numpy half imported, or another bit generator in its place
         return ".".join(parts)
 
     # ---- state of the training ----------------------------------------------------------------------------------------
@@ -4324,50 +4570,41 @@ class ProbeRuntime:
         optim = sys.modules.get("torch.optim.optimizer")
         if optim is None or not hasattr(optim, "Optimizer"):
             return
+
+        def make(kind):
+            def hook(optimizer, *_):
+                if not is_compiling():
+                    self.quietly(self.optimizer_event, kind, optimizer)
+
+            return hook
+
         self.has_hook = True
         if hasattr(optim, "register_optimizer_step_post_hook"):
-            optim.register_optimizer_step_pre_hook(lambda optimizer, *_: self.optimizer_event("i", optimizer))
-            optim.register_optimizer_step_post_hook(lambda optimizer, *_: self.optimizer_event("o", optimizer))
+            optim.register_optimizer_step_pre_hook(make("i"))
+            optim.register_optimizer_step_post_hook(make("o"))
+        self.refresh()
 
     def optimizer_event(self, kind, optimizer):
         """Before and after a step of a torch optimizer: its hyper-parameters, gradients, parameters and moments."""
-        if getattr(self.local, "busy", False):
-            return
-        self.optimizer = self.optimizer or weakref.ref(optimizer)
-        self.local.busy = True
-        torch = sys.modules["torch"]
-        grad_mode = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
-            if self.is_wanted(kind, "optimizer"):
-                invocation, parent = self.nearest_invocation(sys._getframe(1))
-                values = [("optimizer", self.summary(optimizer, 0))]
-                for index, item in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-                    if index < 200:
-                        values.append(("param %d" % index, self.summary(item, 0)))
-                        if kind == "i" and item.grad is not None:
-                            values.append(("grad %d" % index, self.summary(item.grad, 0)))
-                        for key, state in sorted(optimizer.state.get(item, {}).items()) if item in optimizer.state else ():
-                            values.append(("%s %d" % (key, index), self.summary(state, 1)))
-                self.emit("S" if kind == "i" else "s", 0, invocation, parent, [pair for pair in values if pair[1] is not None])
-            if kind == "o" and self.optimizer() is optimizer:
-                self.hook_updates += 1
-                self.counts.clear()
-                self.mark_update()
-        except Exception as error:
-            self.note_error(error)
-        finally:
-            torch._C._set_grad_enabled(grad_mode)
-            self.local.busy = False
-
-    def nearest_invocation(self, frame):
-        """The call of the nearest instrumented frame at or above `frame`."""
-        while frame is not None:
-            found = self.frames.get(id(frame))
-            if found is not None and found[2] is frame.f_code:
-                return found[0], found[1]
-            frame = frame.f_back
-        return 0, 0
+        if self.optimizer is None or self.optimizer() is None:
+            self.optimizer = weakref.ref(optimizer)
+        own = self.own(optimizer)
+        if self.is_wanted(kind, "optimizer"):
+            invocation, parent = self.nearest_invocation(sys._getframe(1))
+            values = [("optimizer", self.summary(optimizer, 0))]
+            weights = [p for group in own.get("param_groups", ()) for p in group["params"]]
+            for index, item in enumerate(weights[:200]):
+                values.append(("param %d" % index, self.summary(item, 0)))
+                gradient = self.grad_of(item)
+                if kind == "i" and gradient is not None:
+                    values.append(("grad %d" % index, self.summary(gradient, 0)))
+                moments = dict.get(own["state"], item, {}) if issubclass(type(own.get("state")), dict) else {}
+                for key, state in sorted((str(key), state) for key, state in moments.items()):
+                    values.append(("%s %d" % (key, index), self.summary(state, 1)))
+            self.emit("S" if kind == "i" else "s", 0, invocation, parent, [pair for pair in values if pair[1] is not None])
+        if kind == "o" and self.optimizer() is optimizer:
+            self.hook_updates += 1
+            self.count_update()
 
     def emit_state(self, what, invocation, parent):
         """Gradients, or parameters and buffers, of every model seen so far."""
@@ -4377,7 +4614,7 @@ class ProbeRuntime:
                 if id(item) in seen:
                     continue
                 seen.add(id(item))
-                item = item.grad if what == "grads" and item.is_leaf else None if what == "grads" else item
+                item = self.grad_of(item) if what == "grads" else item
                 if item is not None:
                     values.append((name, self.summary(item, 0)))
         if values:
@@ -4385,136 +4622,156 @@ class ProbeRuntime:
 
     def top_modules(self):
         """Models that are in no other model, in the order in which they were seen."""
+        self.modules = {key: reference for key, reference in self.modules.items() if reference() is not None}
         alive = [m for m in (reference() for reference in self.modules.values()) if m is not None]
         inner = set()
         for module in alive:
             inner.update(id(m) for m in self.submodules(module)[1:])
         return [("m%d" % i, m) for i, m in enumerate(m for m in alive if id(m) not in inner)]
 
+    def inside(self, module, store):
+        """[(name, object)] of one of a module's own dictionaries."""
+        found = self.own(module).get(store)
+        return [(name, item) for name, item in dict.items(found) if item is not None] if issubclass(type(found), dict) else []
+
     def submodules(self, module):
         """A module and all modules in it, by its own dictionaries."""
-        found, index = [module], 0
-        while index < len(found) and len(found) < 3000:
-            found.extend(m for m in found[index].__dict__.get("_modules", {}).values() if m is not None and not any(m is f for f in found[-50:]))
+        found, seen, index = [module], {id(module)}, 0
+        while index < len(found) < 3000:
+            new = [m for _, m in self.inside(found[index], "_modules") if id(m) not in seen]
+            seen.update(id(m) for m in new)
+            found.extend(new)
             index += 1
         return found
 
     def tensors_of(self, module, prefix, limit, is_deep):
         """[(name, tensor, is parameter)] of a module's parameters and buffers, non-persistent ones too."""
-        found, stack, seen = [], [(prefix, module)], set()
+        found, stack, seen = [], collections.deque([(prefix, module)]), set()
         while stack and len(found) < limit:
-            name, item = stack.pop(0)
+            name, item = stack.popleft()
             if id(item) in seen:
                 continue
             seen.add(id(item))
             for store in ("_parameters", "_buffers"):
-                found.extend(("%s.%s" % (name, key), t, store == "_parameters") for key, t in item.__dict__.get(store, {}).items() if t is not None)
+                found.extend(("%s.%s" % (name, key), t, store == "_parameters") for key, t in self.inside(item, store))
             if is_deep:
-                stack.extend(("%s.%s" % (name, key), m) for key, m in item.__dict__.get("_modules", {}).items() if m is not None)
+                stack.extend(("%s.%s" % (name, key), m) for key, m in self.inside(item, "_modules"))
         return found[:limit]
 
     def watch_gradient(self, item, name, number, site, invocation, parent):
         """Print the gradient of a value when autograd has it; the hook holds numbers only, never a tensor."""
-        torch = sys.modules.get("torch")
+        torch, kind = self.torch(), type(item)
         if torch is None:
             return
-        if isinstance(item, (list, tuple)) and len(item) <= 8:
-            for index, inner in enumerate(item):
-                if isinstance(inner, self.base(torch)):
-                    self.watch_gradient(inner, "%s[%d]" % (name, index), number, site, invocation, parent)
-        if not isinstance(item, self.base(torch)) or not item.requires_grad or item.grad_fn is None:
+        for sequence in (list, tuple):
+            if issubclass(kind, sequence) and sequence.__len__(item) <= 8:
+                for index, inner in enumerate(sequence.__iter__(item)):
+                    if issubclass(type(inner), self.base):
+                        self.watch_gradient(inner, "%s[%d]" % (name, index), number, site, invocation, parent)
+        if not issubclass(kind, self.base) or not self.of_tensor(item, "requires_grad") or self.is_wrapped(torch, item):
             return
-        version = (item._version, id(item.grad_fn))
+        source = self.of_tensor(item, "grad_fn")
+        version = (self.of_tensor(item, "_version"), id(source))
         old = self.hooked.get(id(item))
-        if old is not None and old[0]() is item and old[1] == version:
+        if source is None or (old is not None and old[0]() is item and old[1] == version):
             return
         if len(self.hooked) > 20000:
-            self.hooked.clear()
+            self.hooked = {key: entry for key, entry in self.hooked.items() if entry[0]() is not None}
         self.hooked[id(item)] = (weakref.ref(item), version)
 
         def show(gradient):
-            self.gradient_event(gradient, name, number, site, invocation, parent)
+            if not is_compiling():
+                self.quietly(self.gradient_event, gradient, name, number, site, invocation, parent)
 
-        item.register_hook(show)
+        torch.Tensor.register_hook(item, show)
 
     def gradient_event(self, gradient, name, number, site, invocation, parent):
         """Print one gradient; called by autograd, possibly on a thread of its own."""
-        if self.is_off or getattr(self.local, "busy", False) or self.emitted > self.settings["total"]:
-            return
-        self.local.busy = True
-        torch = sys.modules["torch"]
-        grad_mode = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
+        if not self.is_off and self.emitted <= self.settings["total"]:
             self.emit("d", site, invocation, parent, [("of", number), ("name", name), ("value", self.summary(gradient, 0))])
-        except Exception as error:
-            self.note_error(error)
-        finally:
-            torch._C._set_grad_enabled(grad_mode)
-            self.local.busy = False
 
     # ---- summaries -------------------------------------------------------------------------------------------------
 
-    def memory_of(self, item, signature, identity=0):
-        """Identities of an object and, of a module, of its weights."""
-        if isinstance(signature, tuple) and signature and isinstance(signature[0], tuple):
-            return {found[0] for found in signature}
-        return {id(item) if identity == 0 else identity}
-
     def is_weight(self, item):
         """Whether an object is a parameter of a model."""
-        torch = sys.modules.get("torch")
-        return torch is not None and hasattr(torch, "nn") and isinstance(item, torch.nn.Parameter)
-
-    def base(self, torch):
-        """The class whose methods nobody wraps."""
-        return getattr(torch._C, "TensorBase", None) or torch._C._TensorBase
+        torch = self.torch()
+        return torch is not None and issubclass(type(item), torch.nn.Parameter)
 
     def signature(self, item):
-        """What changes when a tensor or a module's tensors are written in place; None when that cannot be told."""
-        torch = sys.modules.get("torch")
-        if torch is None:
+        """What changes when a tensor or a module's tensors are written in place; None when that cannot be told.
+
+        (counts of updates and backward passes, (address, version) of every tensor).
+        """
+        torch = self.torch()
+        if torch is None or not issubclass(type(item), (self.base, torch.nn.Module)):
             return None
-        if isinstance(item, self.base(torch)):
-            return (id(item), item._version) if not self.base(torch).is_inference(item) else None
-        if hasattr(torch, "nn") and isinstance(item, torch.nn.Module):
-            return tuple((id(t), t._version) for _, t, _ in self.tensors_of(item, "", 64, True))
-        return None
+        tensors = [item] if issubclass(type(item), self.base) else [t for _, t, _ in self.tensors_of(item, "", 64, True)]
+        if hasattr(self.base, "is_inference") and any(self.base.is_inference(t) for t in tensors):
+            return None
+        return ((self.step, self.backwards),) + tuple((id(t), self.of_tensor(t, "_version")) for t in tensors)
 
     def summary(self, item, depth):
         """A JSON value that says what an object holds; None when it says nothing worth comparing."""
+        try:
+            return self.describe(item, depth)
+        except Exception as error:
+            self.note_error(error)
+            return ["?", self.name_of(type(item))]
+
+    def describe(self, item, depth):
+        """`summary`, when nothing goes wrong.  Kinds are asked by class: `isinstance` may ask the object itself."""
+        kind = type(item)
         if item is None:
             return ["N"]
-        if isinstance(item, bool):
+        if kind is bool:
             return item
-        if isinstance(item, int):
-            return item if abs(item) < 1 << 60 else ["i", str(item)[:80]]
-        if isinstance(item, float):
-            return ["f", repr(float(item))]
-        if isinstance(item, str):
-            return ["s", item] if len(item) <= 60 else ["s", item[:40], len(item), zlib.crc32(item.encode("utf-8", "replace"))]
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if torch is not None and hasattr(torch, "Generator"):
-            if isinstance(item, self.base(torch)):
+        if issubclass(kind, int):
+            number = int.__index__(item)
+            return number if abs(number) < 1 << 60 else ["i", str(number)[:80]]
+        if issubclass(kind, float):
+            return ["f", repr(float.__float__(item))]
+        if issubclass(kind, complex):
+            return ["n", complex.__repr__(item)]
+        if issubclass(kind, str):
+            text = str.__str__(item)
+            return ["s", text] if len(text) <= 60 else ["s", text[:40], len(text), zlib.crc32(text.encode("utf-8", "replace"))]
+        torch, numpy = self.torch(), sys.modules.get("numpy")
+        if torch is not None:
+            if issubclass(kind, self.base):
                 return self.tensor_summary(torch, item)
-            if isinstance(item, torch.Generator) and item.device.type == "cpu":
-                return ["g", "%08x" % zlib.crc32(self.base(torch).numpy(item.get_state()).tobytes())]
-            if isinstance(item, (torch.dtype, torch.device)):
+            if issubclass(kind, torch.Generator):
+                return ["g", "%08x" % zlib.crc32(self.base.numpy(torch.Generator.get_state(item)).tobytes())]
+            if issubclass(kind, (torch.dtype, torch.device)):
                 return ["d", str(item)]
-            if hasattr(torch, "nn") and isinstance(item, torch.nn.Module):
+            if issubclass(kind, torch.nn.Module):
                 return self.module_summary(item, depth)
-        if isinstance(item, random.Random):
-            return ["g", "%08x" % (hash(item.getstate()[1]) & 0xFFFFFFFF)]
-        if numpy is not None and hasattr(numpy, "random") and isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
-            state = item.bit_generator.state if hasattr(item, "bit_generator") else item.get_state()
-            return ["g", "%08x" % zlib.crc32(repr(state).encode())]
-        if numpy is not None and isinstance(item, numpy.ndarray):
-            return self.array_summary(numpy, item)
-        if numpy is not None and isinstance(item, numpy.generic):
-            return ["f", repr(float(item))] if isinstance(item, numpy.floating) else ["n", str(item)[:60]]
-        if hasattr(item, "asnumpy") and not isinstance(item, type):
+        if issubclass(kind, random.Random):
+            return ["g", "%08x" % (hash(random.Random.getstate(item)[1]) & 0xFFFFFFFF)]
+        if hasattr(numpy, "ndarray"):
+            found = self.numpy_summary(numpy, item, kind)
+            if found is not None:
+                return found
+        if issubclass(kind, getattr(sys.modules.get("mindspore"), "Tensor", ())):
             return self.array_summary(numpy, item.asnumpy())
         return self.shared(self.container_summary(item, depth))
+
+    def numpy_summary(self, numpy, item, kind):
+        """Arrays, numbers and generators of numpy; None for anything else."""
+        if issubclass(kind, numpy.ndarray):
+            return self.array_summary(numpy, numpy.ndarray.view(item, numpy.ndarray), self.is_mapped(numpy, item))
+        if issubclass(kind, numpy.generic):
+            return ["f", repr(float(item))] if issubclass(kind, numpy.floating) else ["n", str(item)[:60]]
+        generators = sys.modules.get("numpy.random")
+        if hasattr(generators, "Generator") and issubclass(kind, (generators.Generator, generators.RandomState)):
+            state = item.bit_generator.state if issubclass(kind, generators.Generator) else item.get_state()
+            return ["g", "%08x" % zlib.crc32(repr(state).encode())]
+        return None
+
+    def is_mapped(self, numpy, array):
+        """Whether an array is a file (a data set), which must not be read as a whole."""
+        while issubclass(type(array), numpy.ndarray):
+            array = numpy.ndarray.base.__get__(array)
+        return self.name_of(type(array)) == "mmap"
 
     def shared(self, value):
         """A long summary is printed once and then referred to by its checksum."""
@@ -4530,116 +4787,214 @@ class ProbeRuntime:
         return ["=", digest, value]
 
     def container_summary(self, item, depth):
-        """Lists, tuples, dictionaries, optimizers, and objects with plain attributes."""
-        if isinstance(item, collections.UserDict):
-            item = item.data
-        if isinstance(item, (list, tuple, set, frozenset, collections.deque)):
-            items = sorted(item, key=repr) if isinstance(item, (set, frozenset)) else list(item)
-            if len(items) > 16 and all(type(v) in (int, float, bool) for v in items[:200000]):
-                return self.numbers_summary(items)
-            return ["l", len(items), [self.summary(v, depth + 1) for v in items[:16]] if depth < 3 else None]
-        if isinstance(item, dict):
-            pairs = list(item.items())[:24]
-            named = [(str(k)[:40] if isinstance(k, (str, int, float)) else "%s %d" % (type(k).__name__, i), v) for i, (k, v) in enumerate(pairs)]
-            return ["m", len(item), [[k, self.summary(v, depth + 1)] for k, v in named] if depth < 3 else None]
-        if isinstance(item, (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)) or depth > 1:
-            return None
-        groups = getattr(item, "__dict__", {}).get("param_groups")
-        if isinstance(groups, list) and all(isinstance(g, dict) for g in groups):
-            plain = [[[k, self.summary(v, depth + 1)] for k, v in sorted(g.items()) if k != "params"] + [["params", len(g.get("params", ()))]] for g in groups[:8]]
-            return ["P", type(item).__name__, plain]
-        own = getattr(item, "__dict__", None)
-        if not isinstance(own, dict) or not own:
-            return None
-        pairs = [(k, v) for k, v in own.items() if isinstance(v, (bool, int, float, str, type(None), list, tuple)) or hasattr(v, "dtype")]
-        shown = [[k, self.summary(v, depth + 1)] for k, v in pairs[:80]]
-        return ["o", type(item).__name__, [pair for pair in shown if len(json.dumps(pair[1])) < 400][:60]] if shown else None
+        """Lists, tuples, sets and dictionaries, by the methods of the builtin classes; else `object_summary`."""
+        if issubclass(type(item), collections.UserDict):
+            item = self.own(item).get("data")
+        kind = type(item)
+        for sequence in (list, tuple, collections.deque):
+            if issubclass(kind, sequence):
+                size = sequence.__len__(item)
+                if size > 16:
+                    numbers = list(itertools.islice(sequence.__iter__(item), 0, None, size // 65536 + 1))
+                    if all(type(v) in (int, float, bool) for v in numbers):
+                        return self.numbers_summary(numbers, size)
+                return ["l", size, [self.summary(v, depth + 1) for v in itertools.islice(sequence.__iter__(item), 16)] if depth < 3 else None]
+        for group in (set, frozenset):
+            if issubclass(kind, group):
+                plain = sorted(self.key_text(v) for v in group.__iter__(item)) if group.__len__(item) <= 4096 else []
+                return ["l", group.__len__(item), [["s", text] for text in plain[:16]] if depth < 3 else None]
+        if issubclass(kind, dict):
+            named = [(self.key_text(k), k, v) for k, v in itertools.islice(dict.items(item), 24)]
+            named = [(text if issubclass(type(k), (str, int, float, tuple)) else "%s %d" % (text, i), v) for i, (text, k, v) in enumerate(named)]
+            return ["m", dict.__len__(item), [[text, self.summary(v, depth + 1)] for text, v in named] if depth < 3 else None]
+        return self.object_summary(item, depth)
 
-    def numbers_summary(self, items):
-        """A long list of plain numbers: length, sum, sum weighted by position, both ends, exact checksum."""
+    def key_text(self, key):
+        """A key or an element of a set as text; of an object, whose own text might be anything, its class."""
+        kind = type(key)
+        if kind in (tuple, frozenset):
+            return "(%s)" % ",".join(self.key_text(part) for part in itertools.islice(key, 8))[:40]
+        if kind in (int, float, bool, bytes, complex, type(None)) or issubclass(kind, str):
+            return str.__str__(key)[:40] if issubclass(kind, str) else repr(key)[:40]
+        return self.name_of(kind)[:40]
+
+    def object_summary(self, item, depth):
+        """Optimizers, and objects with plain attributes."""
+        kind, own = type(item), self.own(item)
+        if issubclass(kind, (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)) or depth > 1 or not own:
+            return None
+        pairs = [(k, v) for k, v in dict.items(own) if type(k) is str]
+        groups = dict.get(own, "param_groups")
+        if type(groups) is list and all(type(g) is dict for g in groups):
+            plain = [[[k, self.summary(v, depth + 1)] for k, v in sorted(g.items(), key=lambda pair: str(pair[0])) if k != "params"]
+                     + [["params", len(g["params"]) if type(g.get("params")) in (list, tuple) else 0]] for g in groups[:8]]
+            return ["P", self.name_of(kind), plain]
+        shown = [[k, self.summary(v, depth + 1)] for k, v in pairs if self.is_plain(v)][:80]
+        return ["o", self.name_of(kind), [pair for pair in shown if len(json.dumps(pair[1])) < 400][:60]] if shown else None
+
+    def is_plain(self, item):
+        """Whether an attribute is worth showing with its object."""
+        numpy = sys.modules.get("numpy")
+        arrays = (numpy.ndarray, numpy.generic) if hasattr(numpy, "generic") else ()
+        tensors = (self.base,) if self.torch() is not None else ()
+        return issubclass(type(item), (bool, int, float, str, type(None), list, tuple) + arrays + tensors)
+
+    def numbers_summary(self, items, size):
+        """A long list of plain numbers (of a very long one a part): length, sum, sum weighted by position, both ends, exact checksum."""
         weighted = sum(v * ((i * 7919) % 1009 + 1) for i, v in enumerate(items))
-        return ["A", len(items), ["f", repr(float(sum(items)))], ["f", repr(float(weighted))], [float(v) for v in items[:3] + items[-3:]], zlib.crc32(repr(items).encode())]
+        return ["A", size, ["f", repr(float(sum(items)))], ["f", repr(float(weighted))], [float(v) for v in items[:3] + items[-3:]], zlib.crc32(repr(items).encode())]
 
     def module_summary(self, module, depth):
         """The weights of a module from a library; of a module of the user only its kind, its statements print themselves."""
-        if "_parameters" not in module.__dict__:  # its __init__ has not come that far
-            return ["M", type(module).__name__]
+        kind, own = type(module), self.own(module)
+        if "_parameters" not in own:  # its __init__ has not come that far
+            return ["M", self.name_of(kind)]
         if id(module) not in self.modules or self.modules[id(module)]() is not module:
             self.modules[id(module)] = weakref.ref(module)
-        home = sys.modules.get(type(module).__module__)
-        if hasattr(home, self.settings["tag"] + "_i") or depth:
-            return ["M", type(module).__name__, bool(module.__dict__.get("training"))] + self.weights_digest(module)
+        home = sys.modules.get(type.__dict__["__module__"].__get__(kind))
+        if self.settings["tag"] + "_i" in self.own(home) or depth:
+            return ["M", self.name_of(kind), bool(own.get("training"))] + self.weights_digest(module)
         tensors = self.tensors_of(module, "", 8, True)
-        plain = [[k, v] for k, v in sorted(module.__dict__.items()) if k != "training" and not k.startswith("_") and isinstance(v, (bool, int, float, str))]
-        return self.shared(["w", type(module).__name__, [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
+        plain = [[k, v] for k, v in sorted(own.items()) if k != "training" and k[0] != "_" and type(v) in (bool, int, float, str)]
+        return self.shared(["w", self.name_of(kind), [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
 
     def weights_digest(self, module):
         """[number, norm, weighted norm of all weights and buffers, checksum of the settings of torch's own layers]."""
-        torch, norm, weighted, settings = sys.modules["torch"], 0.0, 0.0, 0
+        torch, norm, weighted, settings = self.torch(), 0.0, 0.0, 0
         tensors = self.tensors_of(module, "", 2000, True)
         for index, (_, tensor, _) in enumerate(tensors):
-            key = (id(tensor), tensor._version, tensor.data_ptr(), self.updates + self.hook_updates)
-            if key not in self.digests:
-                if len(self.digests) > 5000:
-                    self.digests.clear()
-                stats = self.tensor_summary(torch, tensor)[3]
-                self.digests[key] = (float(stats[1]) if len(stats) > 4 else float(stats[0]), float(stats[-1])) if stats else (0.0, 0.0)
-            norm += self.digests[key][0]
-            weighted += self.digests[key][1] * (1.0 + index * 0.7548776662466927 % 1)
+            one, two = self.tensor_digest(torch, tensor)
+            norm += one
+            weighted += two * (1.0 + index * 0.7548776662466927 % 1)
         for inner in self.submodules(module):
-            if type(inner).__module__.startswith("torch."):
-                plain = sorted((k, v) for k, v in inner.__dict__.items() if k[0] != "_" and k != "training" and isinstance(v, (bool, int, float)))
+            if type.__dict__["__module__"].__get__(type(inner)).startswith("torch."):
+                plain = sorted((k, v) for k, v in self.own(inner).items() if k[0] != "_" and k != "training" and type(v) in (bool, int, float))
                 settings = zlib.crc32(repr(plain).encode(), settings)
         return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), settings]
+
+    def tensor_digest(self, torch, tensor):
+        """(norm, weighted sum) of a weight, computed once as long as it is not written."""
+        place = self.base.data_ptr(tensor) if self.numbers_of(torch, tensor) is not None else 0
+        state = (self.of_tensor(tensor, "_version") if place else 0, place)
+        found = self.digests.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1] != state:
+            if len(self.digests) > 5000:
+                self.digests.clear()
+            stats = self.summary(tensor, 1)[3:4]
+            digest = (float(stats[0][1 if len(stats[0]) > 4 else 0]), float(stats[0][-1])) if stats and stats[0] else (0.0, 0.0)
+            found = self.digests[id(tensor)] = (weakref.ref(tensor), state, digest)
+        return found[2]
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def is_wrapped(self, torch, item):
+        """Whether a tensor is no plain memory: a subclass that computes for itself (sharded, fake), or inside vmap and the like."""
+        if self.in_class(type(item), "__torch_dispatch__") is not self.in_class(torch.Tensor, "__torch_dispatch__"):
+            return True
+        functorch = getattr(torch._C, "_functorch", None)
+        return bool(functorch and functorch.is_functorch_wrapped_tensor(item)) or (hasattr(torch, "_is_functional_tensor") and torch._is_functional_tensor(item))
+
+    def numbers_of(self, torch, tensor):
+        """The plain tensor with a tensor's numbers; None when there are none that can be read.
+
+        Of a tensor sharded over ranks the local part is taken: the whole would make all ranks talk.  Memory that was
+        given back (a sharded weight between uses) must not be touched.
+        """
+        if self.is_wrapped(torch, tensor):
+            local = self.attribute(tensor, "_local_tensor")
+            return self.numbers_of(torch, local) if local is not self and type(local) is torch.Tensor else None
+        base = self.base
+        item = base.detach(tensor)
+        if item.layout == torch.sparse_coo:
+            item = base._values(item)
+        if item.device.type == "meta" or item.layout != torch.strided or item.is_quantized or 0 in item.shape:
+            return None
+        last = base.storage_offset(item) + sum((size - 1) * stride for size, stride in zip(item.shape, base.stride(item))) + 1
+        has_bytes = hasattr(base, "untyped_storage")
+        held = base.untyped_storage(item).nbytes() if has_bytes else base.storage(item).size() * base.element_size(item)
+        return item if last * base.element_size(item) <= held else None
 
     def tensor_summary(self, torch, tensor):
         """["T", dtype, shape, [sum, norm, min, max, weighted sum], samples, requires grad, [nan, +inf, -inf counts]].
 
         What is beyond 1e30 counts as infinite: a mask filled with -inf or with the dtype's minimum does the same.
         """
-        base = self.base(torch)
-        item = base.detach(tensor)
-        shape, dtype = list(item.shape), str(item.dtype).replace("torch.", "")
-        head = ["T", dtype, shape]
-        if item.device.type == "meta" or item.layout != torch.strided or 0 in shape or "quint" in dtype or "qint" in dtype:
-            return head + [[], [], bool(tensor.requires_grad), []]
-        if item.is_complex():
-            item = torch._C._VariableFunctions.view_as_real(item)
-        is_exact = not item.is_floating_point()
+        dtype = str(self.of_tensor(tensor, "dtype")).replace("torch.", "")
+        head = ["T", dtype, [int(size) for size in self.of_tensor(tensor, "shape")]]
+        needs_gradient = bool(self.of_tensor(tensor, "requires_grad"))
+        item = self.numbers_of(torch, tensor)
+        if item is None:
+            return head + [[], [], needs_gradient, []]
+        if self.base.is_complex(item):
+            resolved = self.base.resolve_conj(item) if hasattr(self.base, "resolve_conj") else item
+            item = torch._C._VariableFunctions.view_as_real(resolved)
+        if hasattr(self.base, "resolve_neg"):
+            item = self.base.resolve_neg(item)
+        if self.base.numel(item) <= 1 << 22:
+            item = self.base.contiguous(item)
+        is_exact = not self.base.is_floating_point(item)
         wide = torch.int64 if is_exact else torch.float32 if item.device.type in ("npu", "mps") else torch.float64
-        flat = base.reshape(item, (-1,))
-        stats, specials, samples = self.flat_statistics(torch, flat, wide, is_exact)
-        return head + [stats, samples, bool(tensor.requires_grad), specials]
+        stats, specials = self.statistics(torch, item, wide, is_exact)
+        samples = self.samples(torch, item, wide)
+        return head + [stats, [v if is_exact else self.plain(v) for v in samples], needs_gradient, specials]
 
-    def flat_statistics(self, torch, flat, wide, is_exact):
-        """Statistics of a flat tensor in pieces, so that a full device does not run out of memory."""
-        base, size, piece = self.base(torch), flat.shape[0], 1 << 22
+    def pieces(self, item, limit=1 << 22):
+        """(position, flat piece) in logical order, so that a full device does not run out of memory: only pieces are copied."""
+        base, size = self.base, self.base.numel(item)
+        if base.is_contiguous(item) or size <= limit:
+            flat = base.reshape(item, (-1,))
+            for start in range(0, size, limit):
+                yield start, base.narrow(flat, 0, start, min(limit, size - start))
+            return
+        rows, inner = base.size(item, 0), size // base.size(item, 0)
+        step = limit // inner
+        if step == 0:
+            for row in range(rows):
+                for start, piece in self.pieces(base.select(item, 0, row), limit):
+                    yield row * inner + start, piece
+        for row in range(0, rows if step else 0, step or 1):
+            yield row * inner, base.reshape(base.narrow(item, 0, row, min(step, rows - row)), (-1,))
+
+    def statistics(self, torch, item, wide, is_exact):
+        """Statistics of a tensor's numbers, and how many are not finite."""
+        base = self.base
         total = squares = weighted = 0
         low = high = None
         specials = [0, 0, 0]
-        for start in range(0, size, piece):
-            part = base.to(base.narrow(flat, 0, start, min(piece, size - start)), wide)
-            weight = self.weight(torch, part.shape[0], wide, part.device)
+        for start, piece in self.pieces(item):
+            part = base.to(piece, wide)
+            weight = self.weight(torch, start, part.shape[0], wide, part.device)
             row = self.row(torch, part, weight, is_exact)
-            if not is_exact and not all(abs(v) < 1e30 for v in row[2:4]):
+            if not is_exact and not all(abs(v) < 1e30 for v in (row[0], row[2], row[3])):
                 nan = base.isnan(part) if hasattr(base, "isnan") else base.ne(part, part)
                 infinite = base.ge(base.abs(part), 1e30)
                 positive = base.gt(part, 0)
                 counts = [nan, base.logical_and(infinite, positive), base.logical_and(infinite, base.logical_not(positive))]
-                specials = [a + int(base.sum(m).item()) for a, m in zip(specials, counts)]
+                specials = [a + base.item(base.sum(m)) for a, m in zip(specials, counts)]
                 row = self.row(torch, base.masked_fill(part, base.logical_or(nan, infinite), 0.0), weight, is_exact)
-            total, squares, weighted = total + row[0], squares + row[1], weighted + row[4] * (1 + start // piece)
+            total, squares, weighted = total + row[0], squares + row[1], weighted + row[4]
             low, high = row[2] if low is None else min(low, row[2]), row[3] if high is None else max(high, row[3])
         if is_exact:
             stats = [total, low, high, weighted]
         else:
             stats = [float("%.15g" % v) for v in (total, max(squares, 0.0) ** 0.5, low, high, weighted)]
-        places = torch._C._VariableFunctions.tensor([int(k * 0.7548776662466927 % 1 * size) for k in range(1, 7)], device=flat.device) if hasattr(torch._C._VariableFunctions, "tensor") else None
-        if places is None:
-            samples = [base.narrow(flat, 0, int(k * 0.7548776662466927 % 1 * size), 1).item() for k in range(1, 7)]
-        else:
-            samples = base.tolist(base.to(base.index_select(flat, 0, places), wide))
-        return stats, specials if any(specials) else [], [v if is_exact else self.plain(v) for v in samples[: max(1, min(6, size))]]
+        return stats, specials if any(specials) else []
+
+    def samples(self, torch, item, wide):
+        """Up to six numbers, spread over the tensor."""
+        base, size = self.base, self.base.numel(item)
+        places = [int(k * 0.7548776662466927 % 1 * size) for k in range(1, 1 + min(6, size))]
+        if base.is_contiguous(item) and hasattr(torch._C._VariableFunctions, "tensor"):
+            wanted = torch._C._VariableFunctions.tensor(places, device=item.device)
+            return base.tolist(base.to(base.index_select(base.reshape(item, (-1,)), 0, wanted), wide))
+        found = []
+        for place in places:
+            one, left = item, size
+            for length in item.shape:
+                left //= length
+                one, place = base.select(one, 0, place // left), place % left
+            found.append(base.to(one, wide))
+        return base.tolist(torch._C._VariableFunctions.stack(found))
 
     def plain(self, value):
         """A float that strict JSON can hold."""
@@ -4647,84 +5002,134 @@ class ProbeRuntime:
 
     def row(self, torch, part, weight, is_exact):
         """[sum, sum of squares, minimum, maximum, weighted sum] of a piece, fetched from the device at once."""
-        base = self.base(torch)
+        base = self.base
         squares = base.sum(part) if is_exact else base.sum(base.mul(part, part))
         parts = [base.sum(part), squares, base.min(part), base.max(part), base.sum(base.mul(part, weight))]
         return base.tolist(torch._C._VariableFunctions.stack(parts))
 
-    def weight(self, torch, size, wide, device):
-        """Weights by position, so that a permutation shows."""
-        key = (size, wide, str(device))
+    def weight(self, torch, start, size, wide, device):
+        """Weights by position, so that a permutation shows; exact in float32, so that all devices agree on them."""
+        key = (start, size, wide, str(device))
         if key in self.weights:
             return self.weights[key]
-        base, functions = self.base(torch), torch._C._VariableFunctions
-        place = functions.arange(size, dtype=wide, device=device)
+        base, functions = self.base, torch._C._VariableFunctions
+        flow = torch.float32 if device.type in ("npu", "mps") else torch.float64
+        place = base.add(functions.arange(size, dtype=flow, device=device), start % 4096)
+        row = base.floor(base.mul(place, 1.0 / 4096))
+        fine = base.remainder(base.mul(base.sub(place, base.mul(row, 4096)), 997), 4093)
+        coarse = base.remainder(base.mul(base.add(row, start // 4096 % 4093), 37), 4093)
         if wide == torch.int64:
-            weight = base.add(base.remainder(base.mul(place, 7919), 1009), 1)
+            weight = base.to(base.add(base.add(fine, coarse), 1), wide)
         else:
-            weight = base.sub(base.remainder(base.mul(place, 0.6180339887498949), 1.0), 0.5)
+            weight = base.to(base.sub(base.mul(base.add(base.mul(coarse, 0.25), fine), 1.0 / 4093), 0.625), wide)
         if size <= 16384 and len(self.weights) < 256:
             self.weights[key] = weight
         return weight
 
-    def array_summary(self, numpy, array):
-        """The same as `tensor_summary` for a numpy array."""
+    def array_summary(self, numpy, array, is_mapped=False):
+        """The same as `tensor_summary` for a numpy array; of a file only a few places are read."""
         head = ["T", str(array.dtype), list(array.shape)]
-        if array.size == 0 or array.dtype.kind not in "biufc":
-            return head + [[], [], False, []] if array.size == 0 else head + [[zlib.crc32(repr(array.tolist()[:1000]).encode())], [], False, []]
-        flat = numpy.ascontiguousarray(array).reshape(-1)
-        if array.dtype.kind == "c":
-            flat = flat.view(flat.real.dtype)
-        samples = [flat[int(k * 0.7548776662466927 % 1 * flat.size)] for k in range(1, 1 + max(1, min(6, flat.size)))]
-        place = numpy.arange(flat.size)
+        if array.size == 0 or array.dtype.hasobject:
+            return head + [[], [], False, []]
+        if array.dtype.kind not in "biufc":
+            return head + [[zlib.crc32(array.tobytes()) if array.nbytes < 1 << 24 else 0], [], False, []]
+        if is_mapped and array.size > 4096:
+            array = array.reshape(-1)[:: array.size // 4096] if array.flags.c_contiguous else array[:1]
+        samples = [array.flat[int(k * 0.7548776662466927 % 1 * array.size)] for k in range(1, 1 + min(6, array.size))]
+        with numpy.errstate(all="ignore"):
+            stats, specials = self.array_statistics(numpy, array)
         if array.dtype.kind in "biu":
-            wide = flat.astype(numpy.int64)
-            stats = [wide.sum(), wide.min(), wide.max(), (wide * (place * 7919 % 1009 + 1)).sum()]
-            return head + [[int(v) for v in stats], [int(v) for v in samples], False, []]
-        wide = flat.astype(numpy.float64)
-        specials = [int(numpy.isnan(wide).sum()), int((wide >= 1e30).sum()), int((wide <= -1e30).sum())]
-        wide = numpy.where(numpy.abs(wide) < 1e30, wide, 0.0)
-        stats = [wide.sum(), numpy.sqrt((wide * wide).sum()), wide.min(), wide.max(), (wide * (place * 0.6180339887498949 % 1.0 - 0.5)).sum()]
-        return head + [[float("%.15g" % v) for v in stats], [self.plain(float(v)) for v in samples], False, specials if any(specials) else []]
+            return head + [stats, [int(v) for v in samples], False, []]
+        return head + [stats, [self.plain(float(abs(v))) if array.dtype.kind == "c" else self.plain(float(v)) for v in samples], False, specials]
+
+    def array_statistics(self, numpy, array):
+        """`statistics` for numpy."""
+        is_exact, limit = array.dtype.kind in "biu", 1 << 22
+        total = squares = weighted = 0
+        low, high, specials = [], [], [0, 0, 0]
+        for start in range(0, array.size, limit):
+            part = array.reshape(-1)[start : start + limit] if array.flags.c_contiguous else array.flat[start : start + limit]
+            part = numpy.ascontiguousarray(part).view(part.real.dtype) if array.dtype.kind == "c" else part
+            part = part.astype(numpy.int64 if is_exact else numpy.float64)
+            if not is_exact:
+                specials = [a + int(b.sum()) for a, b in zip(specials, (numpy.isnan(part), part >= 1e30, part <= -1e30))]
+                part = numpy.where(numpy.abs(part) < 1e30, part, 0.0)
+                squares += float((part * part).sum())
+            kind = int if is_exact else float
+            total, weighted = total + kind(part.sum()), weighted + kind((part * self.array_weight(numpy, start, part.size, is_exact)).sum())
+            low.append(kind(part.min()))
+            high.append(kind(part.max()))
+        if is_exact:
+            return [total, min(low), max(high), weighted], []
+        return [float("%.15g" % v) for v in (total, squares**0.5, min(low), max(high), weighted)], specials if any(specials) else []
+
+    def array_weight(self, numpy, start, size, is_exact):
+        """`weight` for numpy."""
+        place = numpy.arange(start, start + size)
+        fine, coarse = place % 4096 * 997 % 4093, place // 4096 % 4093 * 37 % 4093
+        return fine + coarse + 1 if is_exact else (coarse * 0.25 + fine) / 4093.0 - 0.625
 
 
-RUNTIME_HEAD = """import collections, itertools, json, os, random, sys, threading, types, weakref, zlib
-"""
+def make_probes(runtime):
+    """The functions that the injected prints call: i, o, t, e, h, r, y."""
 
-# The first thing a probe does is to ask whether it is being compiled: a torch.compile'd function then stays one graph.
-RUNTIME_TAIL = """
-def _is_compiling():
-    compiler = sys.modules.get("torch.compiler") or sys.modules.get("torch._dynamo")
-    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()
+    def call(kind, site, roots, frame, value=None):
+        try:
+            runtime.quietly(runtime.take, kind, site, roots, frame, value)
+        except RecursionError:
+            pass  # the training stands near its limit; it may go on
 
+    def printer(kind):
+        def probe(site, *roots):
+            if not is_compiling() and (not runtime.is_idle or site in runtime.always):
+                call(kind, site, roots, sys._getframe(1))
 
-def _make(kind):
-    def probe(site, *roots):
-        if not _is_compiling() and (not _runtime.is_off or site in _runtime.update_sites):
-            _runtime.guarded(kind, site, roots, sys._getframe(1))
-    return probe
+        return probe
 
+    def entry(site, *roots):
+        if not is_compiling():
+            if runtime.is_idle:
+                runtime.frames.pop(id(sys._getframe(1)), None)
+            else:
+                call("e", site, roots, sys._getframe(1))
 
-def _header(site, value, *roots):
-    if not _is_compiling() and not _runtime.is_off:
-        _runtime.guarded("h", site, roots, sys._getframe(1), value)
-    return value
-
-
-def _value(kind):
-    def probe(site, value):
-        if not _is_compiling() and not _runtime.is_off:
-            _runtime.guarded(kind, site, (), sys._getframe(1), value)
+    def header(site, value, *roots):
+        if not is_compiling() and not runtime.is_idle:
+            call("h", site, roots, sys._getframe(1), value)
         return value
-    return probe
+
+    def passer(kind):
+        def probe(site, value):
+            if not is_compiling() and (not runtime.is_idle or site in runtime.always):
+                call(kind, site, (), sys._getframe(1), value)
+            return value
+
+        return probe
+
+    return printer("i"), printer("o"), printer("t"), entry, header, passer("r"), passer("y")
 
 
-_folder = os.path.dirname(os.path.abspath(__file__))
-with open(os.path.join(_folder, "sites.json"), encoding="utf-8") as _file:
-    _table = json.load(_file)
-_runtime = ProbeRuntime(_table["settings"], {int(k): v for k, v in _table["sites"].items()})
-probes = tuple(_make(kind) for kind in "iote") + (_header, _value("r"), _value("y"))
+RUNTIME_HEAD = "import collections, contextlib, io, itertools, json, os, random, sys, threading, types, weakref, zlib\n\n\n"
+RUNTIME_TAIL = """
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sites.json"), encoding="utf-8") as table:
+    table = json.load(table)
+runtime = ProbeRuntime(table["settings"], {int(number): row for number, row in table["sites"].items()})
+runtime.quietly(runtime.refresh)
+probes = make_probes(runtime)
 """
+
+
+def runtime_source() -> str:
+    """The text of the module that the injected files load."""
+    return RUNTIME_HEAD + "\n\n".join(inspect.getsource(part) for part in (is_compiling, ProbeRuntime, make_probes)) + RUNTIME_TAIL
+
+
+def process_start(pid: int) -> str:
+    """What tells a process from a later one with the same number; empty when there is no such process or no /proc."""
+    with contextlib.suppress(OSError):
+        started = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {started}"
+    return ""
 
 
 class Journal:
@@ -4735,55 +5140,124 @@ class Journal:
     """
 
     FOLDER = ".precision_comparer_"
+    LITTER = re.compile(r"/\.precision_comparer_(pc[0-9a-f]{6}(/|$)|[0-9a-f]{8}\.tmp$)")  # nothing else is ever removed
+    last_second = 0
 
     def __init__(self, host: Host, root: str, tag: str):
         self.host, self.root, self.tag = host, root, tag
         self.folder = os.path.join(root, self.FOLDER + tag.lstrip("_"))
         self.entries: list[dict[str, Any]] = []
 
-    def add(self, path: str, before: bytes, after: bytes) -> None:
-        """Note that `path` is about to change from `before` to `after`."""
-        info = self.host.stat(path)
-        backup = os.path.join(self.folder, "originals", f"{len(self.entries)}")
-        self.host.write(backup, before)
-        self.entries.append({"path": path, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns, "backup": backup})
+    @property
+    def runtime(self) -> str:
+        """Where the injected files find what they call."""
+        return os.path.join(self.folder, "runtime.py")
+
+    def begin(self) -> None:
+        """Claim the code folder."""
+        self.host.makedirs(os.path.join(self.folder, "originals"))
+        self.save()
+
+    def is_in(self, host: Host, root: str) -> bool:
+        """Whether this journal's code folder is the one that another host knows as `root`."""
+        return host.stat(os.path.join(root, os.path.basename(self.folder))) is not None
+
+    def path(self, entry: dict[str, Any]) -> str:
+        """The file of an entry; relative names, because the folder may be mounted elsewhere when it is restored."""
+        return os.path.join(self.root, entry["file"])
+
+    def digest(self, file: str) -> str:
+        """Digest of a file as it is now; empty if it is gone."""
+        path = os.path.join(self.root, file)
+        return "" if self.host.stat(path) is None else digest_of(self.host.read(path))
+
+    def add(self, file: str, before: bytes, after: bytes) -> None:
+        """Note that `file` is about to change from `before` to `after`."""
+        info = self.host.stat(os.path.join(self.root, file))
+        if info is None:
+            raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
+        number = len(self.entries)
+        self.host.write(self._original(number), before)
+        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns, "number": number})
+
+    def _original(self, number: int) -> str:
+        return os.path.join(self.folder, "originals", str(number))
 
     def save(self) -> None:
         """Write the journal; only after that may files be changed."""
-        owner = {"pid": os.getpid(), "machine": os.uname().nodename}
+        owner = {"pid": os.getpid(), "machine": os.uname().nodename, "started": process_start(os.getpid())}
         self.host.write(os.path.join(self.folder, "journal.json"), json.dumps({"owner": owner, "entries": self.entries}, ensure_ascii=False, indent=1).encode())
 
-    def apply(self, contents: dict[str, bytes]) -> None:
-        """Write the injected files, each with a whole-second mtime of its own so that no stale bytecode is accepted."""
-        for entry in self.entries:
-            second = max(int(time.time()), entry["mtime_ns"] // 10**9 + 1, Journal.last_second + 1)
-            self.host.write(entry["path"], contents[entry["path"]], entry["mode"], second * 10**9)
-            Journal.last_second = second if second > time.time() - 2 else Journal.last_second
+    def apply(self, contents: dict[str, bytes]) -> dict[str, str]:
+        """Write the injected files; returns the digests of those left alone because they were no longer what was read.
 
-    last_second = 0
+        All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.
+        """
+        Journal.last_second = second = max(int(time.time()), Journal.last_second + 1)
+        strange = {}
+        for entry in [e for e in self.entries if e["file"] in contents]:
+            now = self.digest(entry["file"])
+            if now == entry["before"]:
+                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
+                self.host.write(self.path(entry), contents[entry["file"]], entry["mode"], entry_second * 10**9)
+            else:
+                strange[entry["file"]] = now
+                self.entries.remove(entry)
+        return strange
+
+    def equip(self, table: dict[str, Any]) -> None:
+        """Write what the prints need to run."""
+        self.host.write(os.path.join(self.folder, "sites.json"), json.dumps(table).encode())
+        self.host.write(self.runtime, runtime_source().encode())
 
     def restore(self) -> list[str]:
-        """Put every file back as it was, bytes, mode and mtime; returns a sentence for each file that cannot be."""
-        conflicts = []
-        for entry in self.entries:
-            path = entry["path"]
-            if self.host.stat(path) is None:
-                conflicts.append(f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}")
-                continue
-            now = digest_of(self.host.read(path))
-            if now == entry["before"] and self.host.stat(path).mtime_ns == entry["mtime_ns"]:
-                continue
-            if now in (entry["after"], entry["before"]):
-                self.host.write(path, self.host.read(entry["backup"]), entry["mode"], entry["mtime_ns"])
-                self._forget_bytecode(path)
-            else:
-                conflicts.append(f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}")
-        self.host.remove(self.folder)
+        """Put every file back as it was, bytes, mode and mtime; returns a sentence for each that the user changed meanwhile.
+
+        Raises `HostError` when a file cannot be written; it stays in the journal for the next try.
+        """
+        for name in ("runtime.py", "sites.json", "__pycache__"):  # makes room where the disk is full
+            self._sweep(os.path.join(self.folder, name))
+        conflicts, left = [], self.entries
+        for _ in range(2):  # what was restored made room for the rest
+            failed, reasons = [], []
+            for entry in left:
+                try:
+                    conflicts += self._restore(entry)
+                except HostError as error:
+                    failed.append(entry)
+                    reasons.append(str(error))
+            left = failed
+        if left:
+            raise HostError(f"{len(left)} 个文件没有还原: {'; '.join(dict.fromkeys(reasons))}", f"插入打印前的内容保存在 {self.folder}, 排除原因后用 --restore 还原")
+        self._close()
         return conflicts
 
+    def _restore(self, entry: dict[str, Any]) -> list[str]:
+        path = self.path(entry)
+        info = self.host.stat(path)
+        if info is None:
+            return [f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}"]
+        now = self.digest(entry["file"])
+        if now not in (entry["before"], entry["after"]):
+            return [f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}"]
+        if (now, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
+            self.host.write(path, self._before(entry), entry["mode"], entry["mtime_ns"])
+        self._forget_bytecode(path)
+        return []
+
+    def _before(self, entry: dict[str, Any]) -> bytes:
+        data = self.host.read(self._original(entry["number"]))
+        if digest_of(data) != entry["before"]:
+            raise HostError(f"{self._original(entry['number'])} 已损坏, 不能用来还原 {self.path(entry)}")
+        return data
+
     def _keep(self, entry: dict[str, Any]) -> str:
-        kept = entry["path"] + ".precision_comparer_original"
-        self.host.write(kept, self.host.read(entry["backup"]), entry["mode"], entry["mtime_ns"])
+        path = self.path(entry)
+        if self.host.stat(os.path.dirname(path)) is None:
+            path = os.path.join(self.root, os.path.basename(path))
+        names = (f"{path}.precision_comparer_original{number or ''}" for number in itertools.count())
+        kept = next(name for name in names if self.host.stat(name) is None)
+        self.host.write(kept, self._before(entry), entry["mode"], entry["mtime_ns"])
         return kept
 
     def _forget_bytecode(self, path: str) -> None:
@@ -4791,23 +5265,53 @@ class Journal:
         for compiled in self.host.find(os.path.join(glob.escape(folder), "__pycache__", glob.escape(name.removesuffix(".py")) + ".*.pyc")):
             self.host.remove(compiled)
 
+    def _close(self) -> None:
+        """Remove the journal first: without it the folder is only litter, which the next start sweeps away."""
+        for folder in {os.path.dirname(self.path(entry)) for entry in self.entries}:
+            for temporary in self.host.find(os.path.join(glob.escape(folder), self.FOLDER + "*.tmp")):
+                self._sweep(temporary)  # of a write that was killed
+        self._sweep(os.path.join(self.folder, "journal.json"))
+        self._sweep(self.folder)
+
+    def _sweep(self, path: str) -> None:
+        """Remove what is ours; a process of the training may still write bytecode there, and then the next start does it."""
+        if self.LITTER.search(path):
+            with contextlib.suppress(HostError):
+                self.host.remove(path)
+
     @classmethod
     def leftovers(cls, host: Host, root: str) -> list["Journal"]:
-        """Journals of runs that could not clean up; raises `ConfigError` when one belongs to a run that is still going on."""
-        found = []
-        for path in host.find(os.path.join(glob.escape(root), cls.FOLDER + "*", "journal.json")):
-            journal = cls(host, root, "")
-            journal.folder = os.path.dirname(path)
-            content = json.loads(host.read(path))
-            owner = content["owner"]
-            if owner["machine"] == os.uname().nodename and owner["pid"] != os.getpid() and Path(f"/proc/{owner['pid']}").exists():
-                raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
-            journal.entries = content["entries"]
-            found.append(journal)
-        for folder in host.find(os.path.join(glob.escape(root), cls.FOLDER + "*")):
-            if host.stat(os.path.join(folder, "journal.json")) is None:
-                host.remove(folder)  # died before any file was touched
+        """Journals of runs that could not clean up, in `root`, below or above it.
+
+        Raises `ConfigError` when one belongs to a run that is still going on.
+        """
+        above = [str(folder) for folder in PurePosixPath(root).parents]
+        places = [os.path.join(glob.escape(root), "**")] + [glob.escape(folder) for folder in above]
+        ours = [path for place in places for path in host.find(os.path.join(place, cls.FOLDER + "*")) if cls.LITTER.search(path)]
+        found = [cls._open(host, path) for path in ours if host.stat(os.path.join(path, "journal.json"))]
+        for path in set(ours) - {journal.folder for journal in found}:
+            cls(host, root, "")._sweep(path)  # died before any file was touched, or after all were restored
         return found
+
+    @classmethod
+    def _open(cls, host: Host, folder: str) -> "Journal":
+        journal = cls(host, os.path.dirname(folder), os.path.basename(folder).removeprefix(cls.FOLDER))
+        try:
+            content = json.loads(host.read(os.path.join(folder, "journal.json")))
+            owner, journal.entries = content["owner"], content["entries"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{folder} 里的 journal.json 已损坏, 不能自动还原代码", f"插入打印前的内容保存在 {folder}/originals, 请手动还原后删除这个文件夹") from error
+        is_ours = owner["machine"] == os.uname().nodename and owner["pid"] != os.getpid()
+        if is_ours and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
+            raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {journal.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
+        return journal
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 def digest_of(data: bytes) -> str:
@@ -4838,72 +5342,124 @@ class Watch:
 
 
 def _site_row(site: Site) -> list[Any]:
-    def rows(paths: list[ValuePath], names: list[str]) -> list[Any]:
-        return [[str(p), names.index(p.root) if p.root in names else -1, p.steps] for p in paths]
+    func, stmt = site.func, site.stmt
 
-    where = f"{site.func.file}:{site.line}"
+    def rows(paths: list[ValuePath]) -> list[Any]:
+        names = _arguments(func, paths)
+        return [[str(p), names.index(p.root) if p.root in names else func.mangled(p.root), [(kind, func.mangled(key) if kind == "." else key) for kind, key in p.steps]] for p in paths]
+
+    where = ascii(f"{func.file}:{site.line}")[1:-1].replace("|", "/")[-150:]
     if site.kind == "entry":
-        paths = entry_paths(site.func)
-        return [where, [], rows(paths, _arguments(site.func, paths)), [], 0]
-    stmt = site.stmt
+        return [where, [], rows(entry_paths(func)), [], 0]
     if site.kind == "target":
-        return [where, [], rows(stmt.writes, _arguments(site.func, stmt.writes)), [], len(stmt.writes)]
-    after = after_paths(stmt)
-    return [where, rows(stmt.reads, _arguments(site.func, stmt.reads)), rows(after, _arguments(site.func, after)), sorted(stmt.roles), len(stmt.writes)]
+        return [where, [], rows(stmt.writes), [], len(stmt.writes)]
+    return [where, rows(stmt.reads), rows(after_paths(stmt)), sorted(stmt.roles), len(stmt.writes)]
 
 
-def inject_side(side: Side, code: "CodeTree", files: list[str], tag: str, watch: Watch, journal: Journal) -> Injection:
-    """Put prints into `files` (relative paths) of one side's code; `journal` can undo it from the first moment on."""
-    root = side.config.code_path
-    injection = Injection(side, tag, {}, [], [])
+def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, first_id: int, done: dict[str, tuple[str, list[Site]]]) -> Injection:
+    """Put prints into `files` (relative paths) of one side's code; `journal` can undo it from the first moment on.
+
+    `done` holds what is injected already, by the digest of the result: (digest of the original, sites).  A file that is
+    in it was reached under another name or by the other side, and prints with the numbers it has.
+    """
+    injection = Injection(side, journal.tag, {}, [], [])
+    planned: dict[str, tuple[str, list[Site]]] = {}
     contents: dict[str, bytes] = {}
-    side.host.makedirs(os.path.join(journal.folder, "originals"))
     for file in files:
-        source, funcs = code.sources[file], code.funcs[file]
-        sites = plan_sites([f for f in funcs if not (f.is_module and file in code.silent_modules)], len(injection.sites) + 1)
-        runtime = os.path.relpath(os.path.join(journal.folder, "runtime.py"), os.path.dirname(os.path.join(root, file)) or root)
-        data, kept, reason = inject_source(source, funcs, sites, tag, runtime)
+        funcs = code.load(file)
+        source = code.sources.get(file)
+        if not funcs:
+            continue
+        sites = plan_sites([f for f in funcs if not (f.is_module and file in code.silent_modules)], first_id)
+        first_id += len(sites)
+        relative = os.path.relpath(os.path.basename(journal.folder), os.path.dirname(file) or ".")
+        data, kept, reason = inject_source(source, funcs, sites, journal.tag, os.path.join(relative, "runtime.py"), journal.runtime)
         injection.left_out += [f"{file} 的 {func.qualname}: {func.skip_reason}" for func in funcs if func.skip_reason]
-        if reason:
-            injection.left_out.append(f"{file}: {reason}")
-        if data is not None:
-            path = os.path.join(root, file)
-            contents[path] = data
-            journal.add(path, source.data, data)
-            injection.files.append(file)
-            injection.sites.update({site.id: site for site in kept})
-    settings = {"tag": tag, "rank": watch.rank, "window": watch.window, "init": watch.init, "grads": watch.grads, "per_site": 1500, "total": 150000, "soft": 20000, "steps_by": watch.steps_by}
-    table = {"settings": settings, "sites": {number: _site_row(site) for number, site in injection.sites.items()}}
-    side.host.write(os.path.join(journal.folder, "sites.json"), json.dumps(table).encode())
-    runtime_source = RUNTIME_HEAD + "\n\n" + inspect.getsource(ProbeRuntime) + "\n" + RUNTIME_TAIL
-    side.host.write(os.path.join(journal.folder, "runtime.py"), runtime_source.encode())
+        injection.left_out += [f"{file}: {reason}"] if reason else []
+        if data is None:
+            continue
+        planned[file] = digest_of(source.data), kept
+        if (now := journal.digest(file)) == planned[file][0]:
+            journal.add(file, source.data, data)
+            contents[file] = data
+        else:
+            _adopt_sites(injection, file, now, planned[file], done)
     journal.save()
-    journal.apply(contents)
+    strange = journal.apply(contents)
+    done.update({digest_of(data): planned[file] for file, data in contents.items() if file not in strange})
+    for file in contents:
+        _adopt_sites(injection, file, strange.get(file, digest_of(contents[file])), planned[file], done)
     return injection
 
 
+def _adopt_sites(injection: Injection, file: str, now: str, planned: tuple[str, list[Site]], done: dict[str, tuple[str, list[Site]]]) -> None:
+    """Add a file's sites with the numbers that stand in the file as it is now."""
+    before, sites = planned
+    original, injected_sites = done.get(now, ("", []))
+
+    def key(site: Site) -> tuple[Any, ...]:
+        return site.kind, site.func.qualname, site.func.line, site.stmt.index if site.stmt else -1
+
+    if original == before:
+        own = {key(site): site for site in sites}
+        injection.files.append(file)
+        injection.sites.update({there.id: replace(own.get(key(there), there), id=there.id) for there in injected_sites})
+    else:
+        injection.left_out.append(f"{file}: 在本次运行期间被修改或删除, 没有插入打印")
+
+
+def site_table(injections: Iterable[Injection], watch: Watch, tag: str) -> dict[str, Any]:
+    """What the runtime reads: its settings, and what to look at for the sites of all sides, whose numbers differ."""
+    settings = {"tag": tag, "rank": watch.rank, "window": watch.window, "init": watch.init, "grads": watch.grads, "per_site": 1500, "total": 150000, "soft": 20000, "steps_by": watch.steps_by}
+    return {"settings": settings, "sites": {number: _site_row(site) for injection in injections for number, site in injection.sites.items()}}
+
+
 @contextlib.contextmanager
-def injected(sides: Iterable[Side], code: dict[str, "CodeTree"], files: dict[str, list[str]], watch: Watch) -> Iterator[dict[str, Injection]]:
+def injected(sides: Iterable[Side], code: dict[str, CodeTree], files: dict[str, list[str]], watch: Watch) -> Iterator[dict[str, Injection]]:
     """The only way in which the user's code is changed: prints are in it inside the `with` block and gone behind it.
 
-    Two sides that share one code folder on one host are injected once.
+    Two sides that share one code folder share one journal, and each file is injected once.
     """
     tag = f"_pc{secrets.token_hex(3)}"
-    journals: list[Journal] = []
+    journals: dict[str, Journal] = {}
     injections: dict[str, Injection] = {}
+    sides, done, first_id = list(sides), {}, 1
     try:
         for side in sides:
-            twin = next((i for i in injections.values() if i.side.host is side.host and os.path.realpath(i.side.config.code_path) == os.path.realpath(side.config.code_path)), None)
-            if twin is not None:
-                injections[side.name] = dataclasses.replace(twin, side=side)
-                continue
-            journals.append(Journal(side.host, side.config.code_path, tag))
-            injections[side.name] = inject_side(side, code[side.name], files[side.name], tag, watch, journals[-1])
+            root = side.config.code_path
+            shared = next((journal for journal in journals.values() if journal.is_in(side.host, root)), None)
+            journals[side.name] = shared or Journal(side.host, root, tag)
+            if shared is None:
+                journals[side.name].begin()
+        for side in sides:
+            journal = journals[side.name]
+            wanted = dict.fromkeys(file for other in sides if journals[other.name] is journal for file in files[other.name])
+            injections[side.name] = inject_side(side, code[side.name], list(wanted), journal, first_id, done)
+            first_id = max([first_id] + [number + 1 for number in injections[side.name].sites])
+        for journal in dict.fromkeys(journals.values()):
+            journal.equip(site_table(injections.values(), watch, tag))
         yield injections
     finally:
-        for journal in journals:
-            for conflict in journal.restore():
-                terminal.warn(conflict)
+        with hold_signals():
+            restore_all(dict.fromkeys(journals.values()))
+
+
+def restore_all(journals: Iterable[Journal]) -> list[str]:
+    """Restore every journal, whatever becomes of the others; returns the conflicts, which it warns of.
+
+    Raises the first `HostError` when a file could not be put back.
+    """
+    conflicts, errors = [], []
+    for journal in journals:
+        try:
+            conflicts += journal.restore()
+        except HostError as error:
+            errors.append(error)
+    for conflict in conflicts:
+        terminal.warn(conflict)
+    if errors:
+        raise errors[0]
+    return conflicts
 
 # ======================================================================================================================
 # 10. Prints: parse, align, compare
@@ -5135,6 +5691,7 @@ class CodeMap:
     renamed: dict[int, dict[str, str]] = field(default_factory=dict)  # id(test function) -> {test local: baseline local}
 
     def pair(self, test: Stmt, baseline: Stmt) -> None:
+        """Note that two statements are the same."""
         self.stmts[id(test)], self.back[id(baseline)] = baseline, test
 
     def differs(self, test: Stmt) -> bool:
@@ -5404,6 +5961,7 @@ class Pair:
 
     @property
     def either(self) -> Exec:
+        """The test side's execution, else the baseline's."""
         return self.test or self.baseline
 
     @property
@@ -5968,7 +6526,8 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     component = _random_component(pair)
     if worst_in and not jumps:
         return _judge_receiver(pair, source, evidence)
-    if component is not None and pair.test.random_before[component] != pair.baseline.random_before[component]:
+    drawn = pair.parent if pair.either.kind == "entry" and component is not None else pair
+    if component is not None and drawn.test.random_before[component] != drawn.baseline.random_before[component]:
         return _judge_random(pair, component, evidence)
     return make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
 
@@ -6027,6 +6586,8 @@ def _is_transport(pair: Pair, evidence: Evidence) -> bool:
 def _random_component(pair: Pair) -> int | None:
     """Which random generator an execution drew from (Python, numpy, torch), if any."""
     before, after = pair.test.random_before, pair.test.random_after
+    if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:  # drawn for an argument
+        before, after = pair.parent.test.random_before, pair.test.random_before
     for i, (a, b) in enumerate(zip(before, after)):
         if a != b and len(pair.baseline.random_before) > i:
             return i
@@ -6043,7 +6604,7 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
         after = other.test.random_after[component] == other.baseline.random_after[component]
         if after:
             break
-        is_seed = any(d.error for d in other.ins.values()) and other.stmt is not None and "seed" in other.stmt.text
+        is_seed = other.stmt is not None and "seed" in other.stmt.text and (any(d.error for d in other.ins.values()) or evidence.code.differs(other.stmt))
         if (before or is_seed) and not _random_inside(other, component):
             return make_candidate(Outcome.ORIGIN, other, evidence, "随机数发生器的状态从这里开始不同", kind=Kind.RANDOM)
     lone = _lone_draw(evidence.pairs[:index], component)
@@ -6436,7 +6997,7 @@ def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMa
         if values and (candidate.kind is not Kind.CODE_DIFFERS):
             lines = changed_lines(trees) if lines is None else lines
             if (found := _defining_line(values, lines)) is not None:
-                candidate.test, candidate.baseline, candidate.kind = found.test, found.baseline, Kind.CONSTANT
+                candidate.test, candidate.baseline, candidate.kind, candidate.outcome = found.test, found.baseline, Kind.CONSTANT, Outcome.ORIGIN
                 continue
         if candidate.outcome is Outcome.ORIGIN and id(candidate.stmt) in code.stmts and not code.differs(candidate.stmt):
             hidden = _changed_inside(candidate.pair, code) or _changed_in_loop(candidate.pair, code) or _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)

@@ -1,0 +1,153 @@
+"""Section 11 through the real command: two small trainings in plain Python, one change, and the place that must be named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "precision_comparer.py"
+
+TRAINING = '''
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from layers import Layer, activate
+
+
+@dataclass
+class Settings:
+    rate: float = 0.1
+    decay: float = 0.01
+    steps: int = 4
+
+
+def batches(settings, width):
+    generator = random.Random(7)
+    for _ in range(settings.steps):
+        yield [generator.uniform(-1.0, 1.0) for _ in range(width)]
+
+
+def penalty(weight, decay):
+    return decay * weight * weight
+
+
+def forward(layer, batch, decay):
+    hidden = [layer.apply(value) for value in batch]
+    mean = sum(hidden) / len(hidden)
+    loss = mean * mean + penalty(layer.weight, decay)
+    return loss, mean
+
+
+def update(layer, mean, settings):
+    gradient = 2.0 * mean + 2.0 * settings.decay * layer.weight
+    gradient = max(-1.0, min(1.0, gradient))
+    layer.weight -= settings.rate * gradient
+    return gradient
+
+
+settings = Settings()
+width = json.loads((Path(__file__).parent / "model.json").read_text())["width"]
+random.seed(3)
+layer = Layer(random.uniform(0.5, 1.5))
+for step, batch in enumerate(batches(settings, width), 1):
+    loss, mean = forward(layer, batch, settings.decay)
+    norm = update(layer, mean, settings)
+    print(f"iteration {step} | lm loss: {loss:.12f} | grad norm: {abs(norm):.12f}")
+print("training success")
+'''
+LAYERS = '''
+import math
+
+
+def activate(value, slope=0.5):
+    return value if value > 0 else slope * value
+
+
+class Layer:
+    shift = 0.25
+
+    def __init__(self, weight):
+        self.weight = weight
+        self.scale = 1.0 / math.sqrt(2.0)
+
+    def apply(self, value):
+        inner = self.weight * value * self.scale
+        inner = inner + self.shift
+        return activate(inner)
+'''
+FILES = {"train.py": TRAINING, "layers.py": LAYERS, "model.json": '{\n  "depth": 2,\n  "width": 8\n}\n'}
+
+
+def locate(folder, changes):
+    config = {"debug": {"log_keywords": ["lm loss", "grad norm"], "tolerance": 1e-9, "parallel_runs": True}}
+    for side in ("baseline", "test"):
+        code = folder / side / "code"
+        code.mkdir(parents=True)
+        for name, text in FILES.items():
+            if side == "test":
+                text = "# moved by a line\n" + text if name.endswith(".py") else text
+                for old, new in changes.get(name, []):
+                    assert text.count(old) == 1
+                    text = text.replace(old, new)
+            (code / name).write_text(text)
+        script = folder / side / "run.sh"
+        script.write_text(f"#!/usr/bin/env bash\nset -e\ncd {code}\n{sys.executable} train.py | tee ../train.log\n")
+        script.chmod(0o755)
+        config[side] = {"mode": "local", "log_path": f"{side}/train.log", "code_path": f"{side}/code", "run_script": f"{side}/run.sh"}
+    (folder / "config.json").write_text(json.dumps(config))
+    before = {p: (p.read_bytes(), p.stat().st_mode, p.stat().st_mtime_ns) for p in folder.glob("*/code/*.*")}
+    command = [sys.executable, str(SCRIPT), "--config", str(folder / "config.json"), "--output-dir", str(folder / "out"), "--no-llm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "NO_COLOR": "1"})
+    assert before == {p: (p.read_bytes(), p.stat().st_mode, p.stat().st_mtime_ns) for p in folder.glob("*/code/*.*")}, "the user's code was changed"
+    return done, json.loads((folder / "out" / "report.json").read_text())
+
+
+BUGS = {
+    "operator": ({"train.py": [("sum(hidden) / len(hidden)", "sum(hidden) / (len(hidden) - 1)")]}, "train.py", "mean = sum(hidden)"),
+    "constant in a method": ({"layers.py": [("1.0 / math.sqrt(2.0)", "1.0 / math.sqrt(2.1)")]}, "layers.py", "self.scale ="),
+    "default of an argument": ({"layers.py": [("slope=0.5", "slope=0.4")]}, "layers.py", "def activate"),
+    "class attribute": ({"layers.py": [("shift = 0.25", "shift = 0.2")]}, "layers.py", "shift = 0.2"),
+    "dataclass default": ({"train.py": [("decay: float = 0.01", "decay: float = 0.02")]}, "train.py", "decay: float"),
+    "value in a JSON file": ({"model.json": [('"width": 8', '"width": 6')]}, "model.json", '"width": 6'),
+    "missing statement": ({"layers.py": [("        inner = inner + self.shift\n", "")]}, "layers.py", "inner ="),
+    "seed of the weights": ({"train.py": [("random.seed(3)", "random.seed(4)")]}, "train.py", "random.seed(4)"),
+    "seed of the data": ({"train.py": [("random.Random(7)", "random.Random(8)")]}, "train.py", "generator = random.Random(8)"),
+    "extra draw": ({"train.py": [("random.seed(3)\n", "random.seed(3)\nnoise = random.random()\n")]}, "train.py", "noise = random.random()"),
+    "update": ({"train.py": [("layer.weight -= settings.rate * gradient", "layer.weight -= 1.01 * settings.rate * gradient")]}, "train.py", "layer.weight -="),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_changed_statement_is_named_in_one_rerun(tmp_path, name):
+    changes, file, start = BUGS[name]
+    done, report = locate(tmp_path, changes)
+    assert done.returncode == 1 and report["verdict"] == "located" and report["reruns"] == 1, done.stdout[-3000:]
+    place = report["location"]["test"]
+    lines = (tmp_path / "test" / "code" / place["file"]).read_text().splitlines()[place["line"] - 1 : place["end_line"]]
+    assert place["file"] == file and any(line.strip().startswith(start) for line in lines), (place, report["location"]["explanation"])
+
+
+HARMLESS = {
+    "comments and order": {"train.py": [("def penalty", "# the usual\n\n\ndef penalty")]},
+    "renamed local": {"layers.py": [("inner = self.weight * value * self.scale\n        inner = inner + self.shift\n        return activate(inner)",
+                                     "x = self.weight * value * self.scale\n        x = x + self.shift\n        return activate(x)")]},
+    "extracted helper": {"train.py": [("def forward(", "def average(values):\n    return sum(values) / len(values)\n\n\ndef forward("),
+                                      ("    mean = sum(hidden) / len(hidden)\n", "    mean = average(hidden)\n")]},
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_changes_are_consistent(tmp_path, name):
+    done, report = locate(tmp_path, HARMLESS[name])
+    assert done.returncode == 0 and report["verdict"] == "consistent" and report["reruns"] == 0
+
+
+def test_harmless_changes_beside_a_bug_are_not_named(tmp_path):
+    changes = {"train.py": HARMLESS["extracted helper"]["train.py"] + [("2.0 * mean + 2.0", "2.0 * mean + 2.2")], **{"layers.py": HARMLESS["renamed local"]["layers.py"]}}
+    done, report = locate(tmp_path, changes)
+    assert done.returncode == 1 and report["location"]["test"]["code"].startswith("gradient = 2.0 * mean + 2.2"), report["location"]
