@@ -6330,12 +6330,17 @@ class Evidence:
 
     def revive(self, receivers: list[Pair]) -> None:
         """What these executions read does harm too: through the gradients, which no value hands on."""
-        wanted = {new for pair in receivers for _, new in self.keys(pair, "ins")}
+        wanted = self._marks(key for pair in receivers for key in self.keys(pair, "ins"))
         if wanted - self.alive:
             self.alive = self._alive_values(self.alive | wanted)
 
-    def _alive_values(self, alive: set[str] = frozenset()) -> set[str]:
-        """Differing values of the test side that reach the loss that is propagated back, a gradient, or the training's state."""
+    def _marks(self, keys: Iterable[Any]) -> set[Any]:
+        """What stands for differences in `alive`: both values, and the test side's alone where it is too long to be a coincidence."""
+        found = set(keys)
+        return found | {new for _, new in found if len(new) > 24}
+
+    def _alive_values(self, alive: set[Any] = frozenset()) -> set[Any]:
+        """Differences that reach the loss that is propagated back, a gradient, or the training's state."""
         alive = set(alive)
         paired = [p for p in self.pairs if p.test and p.baseline]
         sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles)}
@@ -6345,24 +6350,24 @@ class Evidence:
                 continue
             if pair.baseline is None:  # only the test side did this: what it made of differing values goes on through it
                 if any(part in alive for value in pair.test.outs.values() for part in _parts(value)):
-                    alive.update(part for value in pair.test.ins.values() for part in _parts(value))
+                    alive.update(part for value in pair.test.ins.values() for part in _parts(value) if len(part) > 24)
                 continue
-            outs = {new for _, new in self.keys(pair, "outs")}
+            outs = self._marks(self.keys(pair, "outs"))
             is_sink = id(pair) in sinks
             if is_sink:
                 alive |= outs
             if is_sink or outs & alive:
-                alive |= {new for _, new in self.keys(pair, "ins")}
+                alive |= self._marks(self.keys(pair, "ins"))
                 handed = [c for c in pair.children if c.test and c.baseline and c.stmt and isinstance(c.stmt.node, ast.Return)]
                 if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
-                    alive |= {new for _, new in self.keys(pair.parent, "ins")}
+                    alive |= self._marks(self.keys(pair.parent, "ins"))
                 for child in handed:
-                    alive |= {new for _, new in self.keys(child, "outs")}
+                    alive |= self._marks(self.keys(child, "outs"))
         return alive
 
     def is_alive(self, pair: Pair) -> bool:
         """Whether a difference made at `pair` goes on to do harm."""
-        return any(new in self.alive for _, new in self.keys(pair, "outs"))
+        return bool(self._marks(self.keys(pair, "outs")) & self.alive)
 
     def has_other_weights(self) -> bool:
         """Whether the models of both sides have different numbers of weights (a tie was lost or made)."""
