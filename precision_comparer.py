@@ -4374,7 +4374,10 @@ class ProbeRuntime:
         return values
 
     def function_summary(self, item):
-        """A function chosen at run time."""
+        """A function chosen at run time; of a `functools.partial` its plain keywords too."""
+        if type(item).__module__ == "functools" and type(item).__name__ == "partial":
+            plain = sorted((k, v) for k, v in item.keywords.items() if type(v) in (bool, int, float, str))
+            return ["F", "%s %s" % (getattr(item.func, "__name__", "?"), plain)]
         return ["F", item.__name__] if type(item) in (types.FunctionType, types.BuiltinFunctionType) else None
 
     def identity(self, item):
@@ -5606,6 +5609,8 @@ def build_trace(records: list[Record], sites: dict[int, Site], rank: int | None)
             trace.gradients.setdefault((record.pid, record.values["of"], record.values["name"]), []).append((record.place, record.values["value"]))
             continue
         site = sites.get(record.site)
+        if site is None and record.kind not in STATE_KINDS:
+            continue
         call = calls.get((record.pid, record.invocation))
         if call is None:
             call = calls[record.pid, record.invocation] = Call(site.func if site else None)
@@ -6721,8 +6726,10 @@ def header_of(stmt: Stmt | None) -> Stmt | None:
     return around[-1] if around else stmt
 
 
-def neighbour(baseline: Stmt, code: CodeMap) -> Stmt | None:
+def neighbour(baseline: Stmt | None, code: CodeMap) -> Stmt | None:
     """Where a statement that only the baseline has would stand on the test side: the one before it, else the one behind it."""
+    if baseline is None:
+        return None
     statements = baseline.func.statements
     for other in statements[baseline.index :: -1] + statements[baseline.index :]:
         if id(other) in code.back and code.back[id(other)].func is code.func_back.get(id(baseline.func)):
