@@ -4139,7 +4139,8 @@ class ProbeRuntime:
     def __init__(self, settings, sites):
         self.settings, self.sites = settings, sites
         self.numbers, self.invocations = itertools.count(1), itertools.count(1)
-        self.frames, self.pending, self.counts, self.known = {}, {}, {}, set()
+        self.frames, self.pending, self.counts, self.known = {}, {}, {}, {}
+        self.memories, self.memory = {}, []
         self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
         self.local, self.errors, self.skipped = threading.local(), {}, 0
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
@@ -4342,6 +4343,7 @@ class ProbeRuntime:
                 if summary is None and type(position) is int:
                     summary = self.function_summary(item)
                 values.append((text, item, summary))
+                values += self.memory_row(text)
                 kept[text] = (self.signature(item), summary, self.identity(item))
         if site:
             while len(self.pending) > 5000:  # of statements that an exception left
@@ -4367,11 +4369,16 @@ class ProbeRuntime:
                 summary = self.function_summary(item)
             if is_written or kept[text][1] != summary:
                 values.append((text, item, summary))
+                values += self.memory_row(text)
             if is_written and not issubclass(type(item), (bool, int, float, str, type(None))):  # one of the objects that were read?
                 shared = sum(self.shares_memory(item, signature, identity) for signature, _, identity in kept.values())
                 if shared or self.is_weight(item):
                     values.append(("&" + text, None, shared))
         return values
+
+    def memory_row(self, text):
+        """Under "@name", the memory that the tensors of the last summary lie in: what is written there changes them all."""
+        return [("@" + text, None, sorted(set(self.memory))[:16])] if self.memory else []
 
     def function_summary(self, item):
         """A function chosen at run time; of a `functools.partial` its plain keywords too."""
@@ -4715,6 +4722,8 @@ class ProbeRuntime:
 
     def summary(self, item, depth):
         """A JSON value that says what an object holds; None when it says nothing worth comparing."""
+        if depth == 0:
+            self.memory = []
         try:
             return self.describe(item, depth)
         except Exception as error:
@@ -4784,10 +4793,26 @@ class ProbeRuntime:
         if len(text) < 160:
             return value
         digest = "%08x" % zlib.crc32(text.encode())
-        if digest in self.known or len(text) > 2600:
+        if digest in self.known and len(text) <= 2600:
             return ["#", digest, value[0], value[1]]
-        self.known.add(digest)
-        return ["=", digest, value]
+        gist = self.known[digest] = self.gist(value)
+        return ["=", digest, value] if len(text) <= 2600 else ["#", digest, value[0], value[1], gist]
+
+    def gist(self, value):
+        """[norm, weighted sum of all tensors in a summary, checksum of all else]: what is too long to print is compared by these."""
+        if type(value) is not list:
+            return [0.0, 0.0, zlib.crc32(repr(value).encode())]
+        if value[:1] in (["="], ["#"]) and value[1] in self.known:
+            return self.known[value[1]]
+        if value[:1] == ["T"] and len(value[3]) == 5:
+            return [value[3][1], value[3][4], zlib.crc32(repr(value[1:3] + value[6:]).encode())]
+        norm, weighted, rest = 0.0, 0.0, 0
+        for index, part in enumerate(value):
+            inner = self.gist(part)
+            norm += inner[0]
+            weighted += inner[1] * (1.0 + index * 0.7548776662466927 % 1)
+            rest = zlib.crc32(b"%d" % inner[2], rest)
+        return [norm, weighted, rest]
 
     def container_summary(self, item, depth):
         """Lists, tuples, sets and dictionaries, by the methods of the builtin classes; else `object_summary`."""
@@ -4928,6 +4953,9 @@ class ProbeRuntime:
         item = self.numbers_of(torch, tensor)
         if item is None:
             return head + [[], [], needs_gradient, []]
+        if self.of_tensor(tensor, "grad_fn") is None:  # what has a history is new at every step
+            storage = self.base.untyped_storage(item) if hasattr(self.base, "untyped_storage") else self.base.storage(item)
+            self.memory.append(self.memories.setdefault(storage.data_ptr(), len(self.memories) + 1))
         if self.base.is_complex(item):
             resolved = self.base.resolve_conj(item) if hasattr(self.base, "resolve_conj") else item
             item = torch._C._VariableFunctions.view_as_real(resolved)
@@ -5489,6 +5517,7 @@ class Record:
     step: int
     random: tuple[str, ...]
     values: dict[str, Any]
+    memory: dict[str, list[int]] = field(default_factory=dict)  # where the tensors under a name lie
 
 
 @dataclass
@@ -5544,7 +5573,8 @@ def _expand_references(records: list[Record]) -> None:
         return value
 
     for record in records:
-        record.values = {name: expand(value) for name, value in record.values.items()}
+        record.memory = {name[1:]: value for name, value in record.values.items() if name[0] == "@"}
+        record.values = {name: expand(value) for name, value in record.values.items() if name[0] != "@"}
 
 
 @dataclass
@@ -5564,6 +5594,7 @@ class Exec:
     children: list["Call"] = field(default_factory=list)
     number: int = 0
     pid: int = 0
+    memory: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # ("ins" or "outs", name): where its tensors lie
     anchor: int = -1  # index, in its call, of the last execution before it that the other side has too
     during: "Exec | None" = None  # of a look at the state: the statement that was being executed
     is_closed: bool = False
@@ -5648,22 +5679,30 @@ def _adopt(made_by: Exec, call: Call) -> None:
 
 
 def _add_record(call: Call, record: Record, site: Site | None) -> None:
+    done = _exec_of(call, record, site)
+    phase = "ins" if record.kind in "ih" else "outs"
+    done.memory.update({(phase, name): places for name, places in record.memory.items()})
+
+
+def _exec_of(call: Call, record: Record, site: Site | None) -> Exec:
+    """The execution that a record tells of, with what the record says."""
     kind, place = record.kind, record.place
     if kind in STATE_KINDS:
-        call.execs.append(Exec("state", kind, None, call, place, record.step, outs=record.values, random_before=record.random, random_after=record.random, number=record.number, pid=record.pid, during=call.open, is_closed=True))
-        return
+        look = Exec("state", kind, None, call, place, record.step, outs=record.values, random_before=record.random, random_after=record.random, number=record.number, pid=record.pid, during=call.open, is_closed=True)
+        call.execs.append(look)
+        return look
     if call.func is None:
         call.func = site.func
     if kind == "i":
         _flush_orphans(call)
         call.open = Exec("stmt", None, site, call, place, record.step, record.values, random_before=record.random, number=record.number, pid=record.pid)
         call.execs.append(call.open)
-        return
+        return call.open
     if kind == "y":
         handed = Exec("stmt", "yield", site, call, place, record.step, dict(call.open.ins) if call.open else {}, record.values,
                       call.open.random_before if call.open else (), record.random, number=record.number, pid=record.pid, is_closed=True)
         call.execs.append(handed)
-        return
+        return handed
     is_end = kind in "or" and call.open is not None and call.open.site is site
     if is_end:
         done, call.open = call.open, None
@@ -5680,6 +5719,7 @@ def _add_record(call: Call, record: Record, site: Site | None) -> None:
     else:
         done.outs = record.values
     done.random_after, done.number, done.pid, done.is_closed = record.random, record.number, record.pid, True
+    return done
 
 
 # -- the two code trees ------------------------------------------------------------------------------------------------
@@ -5864,7 +5904,12 @@ def delta(baseline: Any, test: Any) -> Delta:
         return _module_delta(baseline, test)
     if kinds[0] in ("l", "m", "o", "P", "w"):
         return _container_delta(baseline, test)
-    is_strong = kinds[0] in ("n", "F") or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:] != test[2:]))
+    if kinds == ("#", "#") and len(baseline) == len(test) == 5 and baseline[2:4] == test[2:4] and baseline[4][2] == test[4][2]:
+        (norm, weighted, _), (norm2, weighted2, _) = baseline[4], test[4]
+        scale = max(norm, norm2, 1e-300)
+        error = max(abs(norm - norm2), abs(weighted - weighted2)) / scale
+        return Delta(error if error > EXACT else 0.0, eps=1.2e-7, has_tensor=True)
+    is_strong = kinds[0] in ("n", "F") or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:4] != test[2:4]))
     return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=not is_strong)
 
 
@@ -6041,18 +6086,16 @@ def _look_through(calls: list[Call], known: set[Any], code: CodeMap, is_test: bo
 def _matching(left: list[Any], right: list[Any]) -> list[tuple[int | None, int | None]]:
     """Index pairs of two sequences of labels in order; `None` on the side that lacks an element.
 
-    Where a loop went round equally often on both sides, its rounds are paired one by one.
+    Where both sides went round a loop, its rounds are paired first.
     """
     if left == right:
         return [(i, i) for i in range(len(left))]
-    rounds = next((label for label in dict.fromkeys(left) if isinstance(label, tuple) and label[0] == "target" and 1 < left.count(label) == right.count(label)), None) if len(left) < 20000 else None
-    if rounds is not None:
-        cuts = [[0] + [i for i, label in enumerate(labels) if label == rounds] + [len(labels)] for labels in (left, right)]
-        paired: list[tuple[int | None, int | None]] = []
-        for a1, a2, b1, b2 in zip(cuts[0], cuts[0][1:], cuts[1], cuts[1][1:]):
-            skip = int(a2 > a1 and b2 > b1 and left[a1] == rounds == right[b1])
-            paired += [(a1, b1)][:skip]
-            paired += [(None if a is None else a1 + skip + a, None if b is None else b1 + skip + b) for a, b in _matching(left[a1 + skip : a2], right[b1 + skip : b2])]
+    if starts := _round_starts(left, right) if len(left) < 20000 else None:
+        ends = [[*places[1:], len(labels)] for places, labels in zip(starts, (left, right))]
+        paired = _matching(left[: starts[0][0]], right[: starts[1][0]])
+        for a1, b1, a2, b2 in zip(*starts, *ends):
+            inner = _matching(left[a1 + 1 : a2], right[b1 + 1 : b2])
+            paired += [(a1, b1)] + [(None if a is None else a1 + 1 + a, None if b is None else b1 + 1 + b) for a, b in inner]
         return paired
     start = 0
     while start < min(len(left), len(right)) and left[start] == right[start]:
@@ -6074,12 +6117,40 @@ def _matching(left: list[Any], right: list[Any]) -> list[tuple[int | None, int |
     return result + [(len(left) - end + k, len(right) - end + k) for k in range(end)]
 
 
+def _round_starts(left: list[Any], right: list[Any]) -> tuple[list[int], list[int]] | None:
+    """Where the rounds of a loop begin that both sides have: all of them if both went round equally often, else by their values."""
+    targets = [label for label in dict.fromkeys(left) if isinstance(label, tuple) and label[0] == "target"]
+    for label in targets:
+        if 1 < left.count(label) == right.count(label):
+            return [i for i, one in enumerate(left) if one == label], [i for i, one in enumerate(right) if one == label]
+    for loop in dict.fromkeys(label[1] for label in targets if len(label) == 3):
+        common = [label for label in targets if label[1] == loop and label in right]
+        starts = [left.index(label) for label in common], [right.index(label) for label in common]
+        if common and starts[1] == sorted(starts[1]):
+            return starts
+    return None
+
+
+def _name_rounds(execs: tuple[list[Exec], list[Exec]], labels: tuple[list[Any], list[Any]]) -> None:
+    """Add the loop's value to the labels of rounds, where the sides went round differently often and no value comes twice."""
+    for label in {one for one in labels[0] if one[0] == "target" and labels[0].count(one) != labels[1].count(one)}:
+        places = [[i for i, one in enumerate(side) if one == label] for side in labels]
+        values = [[next((_frozen(value) for value in execs[k][i].outs.values()), "") for i in places[k]] for k in (0, 1)]
+        if all(len(set(found)) == len(found) for found in values) and len(set(values[0]) & set(values[1])) > 0.5 * min(map(len, values)):
+            for k in (0, 1):
+                for i, value in zip(places[k], values[k]):
+                    labels[k][i] = (*label, value)
+
+
 def _align_execs(old: list[Exec], new: list[Exec], parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> None:
     lone_old: list[Exec] = []
     lone_new: list[Exec] = []
     made: list[Pair] = []
     anchor = -1
-    for a, b in _matching([_exec_label(e, code, False) for e in old], [_exec_label(e, code, True) for e in new]):
+    labels = [_exec_label(e, code, False) for e in old], [_exec_label(e, code, True) for e in new]
+    if labels[0] != labels[1]:
+        _name_rounds((old, new), labels)
+    for a, b in _matching(*labels):
         if a is not None and b is not None:
             _align_lone(lone_old, lone_new, made, parent, code, pairs)
             old[a].anchor, anchor = anchor, a
@@ -6256,6 +6327,9 @@ NOISE_FACTOR = 10.0  # and below this many times what the runs differ by anyway,
 JUMP = 30.0  # an output error this many times the largest input error is made here, not handed on
 
 
+Memory = tuple[str, int, int]  # side, process, number of a piece of memory there
+
+
 class Evidence:
     """All pairs of both runs with the links between equal values; answers where a difference came from and what it did.
 
@@ -6267,6 +6341,7 @@ class Evidence:
         self.makers: dict[Any, list[int]] = {}
         self.lone_makers: dict[tuple[str, str], list[int]] = {}  # (side, value) of what only one side executed
         self.handed_on: dict[tuple[str, str], int] = {}  # (side, value) of a difference: the first pair that put it out
+        self.touches: dict[Memory, list[int]] = {}  # the pairs that have tensors in a piece of memory
         self.index = {id(pair): i for i, pair in enumerate(pairs)}
         for i, pair in enumerate(pairs):
             self._note_values(i, pair)
@@ -6290,7 +6365,24 @@ class Evidence:
             found = (key for key in found if key[1][:4] == '["f"' or key[1][:1] not in "[")
         yield from found
 
+    def memory_of(self, pair: Pair, name: str, phase: str) -> set[Memory]:
+        """Where the tensors of a value lie, on both sides."""
+        sides = ("test", pair.test, name), ("baseline", pair.baseline, pair.names.get(name, name))
+        return {(side, done.pid, number) for side, done, text in sides if done for number in done.memory.get((phase, text), ())}
+
+    def writes(self, pair: Pair, wanted: set[Memory]) -> bool:
+        """Whether an execution changed tensors in one of these pieces of memory, in place."""
+        done = pair.either
+        for name in changed_in_place(done):
+            before = set(_parts(done.ins.get(name)))
+            if self.memory_of(pair, name, "outs") & wanted and any(part not in before for part in _parts(done.outs[name]) if part[:4] == '["T"'):
+                return True
+        return False
+
     def _note_values(self, i: int, pair: Pair) -> None:
+        for done, side in ((pair.test, "test"), (pair.baseline, "baseline")):
+            for number in {n for numbers in done.memory.values() for n in numbers} if done else ():
+                self.touches.setdefault((side, done.pid, number), []).append(i)
         if pair.test and pair.baseline:
             for key in self.keys(pair, "outs"):
                 self.makers.setdefault(key, []).append(i)
@@ -6346,7 +6438,7 @@ class Evidence:
 
     def _alive_values(self, alive: set[Any] = frozenset()) -> set[Any]:
         """Differences that reach the loss that is propagated back, a gradient, or the training's state."""
-        alive = set(alive)
+        alive, memory = set(alive), set()
         paired = [p for p in self.pairs if p.test and p.baseline]
         sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles)}
         sinks = sinks or {id(p) for p in paired[int(len(paired) * 0.97) :]}
@@ -6359,10 +6451,12 @@ class Evidence:
                 continue
             outs = self._marks(self.keys(pair, "outs"))
             is_sink = id(pair) in sinks
-            if is_sink:
+            if is_sink or (memory and any(d.error and memory & self.memory_of(pair, name, "outs") for name, d in pair.outs.items())):
                 alive |= outs
             if is_sink or outs & alive:
                 alive |= self._marks(self.keys(pair, "ins"))
+                for name in (name for name, d in pair.ins.items() if d.error and not self.has_maker(pair, name, self.index[id(pair)])):
+                    memory |= self.memory_of(pair, name, "ins")
                 handed = [c for c in pair.children if c.test and c.baseline and c.stmt and isinstance(c.stmt.node, ast.Return)]
                 if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
                     alive |= self._marks(self.keys(pair.parent, "ins"))
@@ -6539,6 +6633,10 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     drawn = pair.parent if pair.either.kind == "entry" and component is not None else pair
     if component is not None and drawn.test.random_before[component] != drawn.baseline.random_before[component]:
         return _judge_random(pair, component, evidence)
+    for name in changed_in_place(pair.either) if pair.children else ():
+        inside = [p for p in _lone_inside(pair) if name in pair.outs and pair.outs[name].error and evidence.writes(p, evidence.memory_of(pair, name, "outs"))]
+        if inside:
+            return _lone_candidate(pair, inside[0], name, evidence)
     return make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
 
 
@@ -6575,8 +6673,30 @@ def _is_state_change(pair: Pair, role: str) -> bool:
     stmt = pair.stmt
     if role:
         return role in stmt.roles or (role == "update" and ".step(" in stmt.text)
-    changed = set(pair.either.outs) - set(_written_names(pair.either)) - {"=", "return", "yield"}
-    return bool(changed) or "collective" in stmt.roles
+    return bool(changed_in_place(pair.either)) or "collective" in stmt.roles
+
+
+def changed_in_place(done: Exec) -> set[str]:
+    """Names of the values that a statement changed without assigning to them."""
+    if done.kind != "stmt" or done.label == "yield":
+        return set()
+    return {name for name in done.outs if name[0] != "&"} - set(_written_names(done)) - {"=", "return"}
+
+
+def outermost(lone: Pair) -> Pair:
+    """The execution that only one side has, in which another one took place."""
+    while lone.parent is not None and not (lone.parent.test and lone.parent.baseline):
+        lone = lone.parent
+    return lone
+
+
+def _lone_inside(pair: Pair) -> Iterator[Pair]:
+    """What only one side executed inside a call that both made."""
+    for child in pair.children:
+        if child.test and child.baseline:
+            yield from _lone_inside(child)
+        else:
+            yield child
 
 
 def _explained_inside(pair: Pair) -> bool:
@@ -6652,10 +6772,9 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
         lone = evidence.lone_maker(source, name, index)
         if lone is None and any(evidence.lone_makers.get((side, value)) for key in evidence.value_keys(source, name, "ins") for side, value in zip(("baseline", "test"), key)):
             return None
+        if lone is not None and not all(lone):
+            return _lone_candidate(pair, lone[0] or lone[1], name, evidence)
         if lone is not None:
-            header = _header_before(lone[0] or lone[1], evidence) if not all(lone) else None
-            if header is not None:
-                return make_candidate(Outcome.ORIGIN, header, evidence, f"条件不同, 于是只有一侧改变了 {name}", kind=Kind.CONTROL_FLOW, alive=True)
             return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧执行了产生 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=lone)
     lone = _lone_since_agreement(pair, source, unseen[0], evidence)
     if lone is not None:
@@ -6665,24 +6784,48 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
 
 def _lone_since_agreement(pair: Pair, source: Pair, name: str, evidence: Evidence) -> Candidate | None:
     """What only one side executed, since the value was last seen to agree, and what may have changed it behind a print's back."""
-    index = evidence.index[id(pair)]
+    memory = evidence.memory_of(source, name, "ins")
+    changes = _lone_writes(memory, evidence.index[id(pair)], evidence) if memory else _lone_changes(source, name, evidence.index[id(pair)], evidence)
+    if not changes:
+        return None
+    return _lone_candidate(pair, changes[0], name, evidence)
+
+
+def _lone_writes(memory: set[Memory], before: int, evidence: Evidence) -> list[Pair]:
+    """Executions of only one side that wrote into memory after both sides last agreed in it, in their order."""
+    places = sorted({i for piece in memory for i in evidence.touches.get(piece, ()) if i < before}, reverse=True)
+    changes: list[Pair] = []
+    for other in (evidence.pairs[i] for i in places):
+        if other.test and other.baseline:
+            tables = [(phase, n, d) for phase in ("outs", "ins") for n, d in getattr(other, phase).items() if evidence.memory_of(other, n, phase) & memory]
+            if tables and not any(d.error for _, _, d in tables):
+                return changes[::-1]
+            if not other.children and evidence.writes(other, memory):
+                return []
+        elif evidence.writes(other, memory):
+            changes.append(other)
+    return []
+
+
+def _lone_changes(source: Pair, name: str, before: int, evidence: Evidence) -> list[Pair]:
+    """The same for what has no memory that could be told: by the name of the attribute."""
     attribute = re.split(r"[.\[]", name)[-1]
-    for at in range(index - 1, max(-1, index - 4000), -1):
+    for at in range(before - 1, max(-1, before - 4000), -1):
         other = evidence.pairs[at]
         values = {**other.ins, **other.outs} if other.test and other.baseline else {}
         same = [d for n, d in values.items() if re.split(r"[.\[]", n)[-1] == attribute]
         if same and not any(d.error for d in same) and (other.either.call is source.either.call or "." in name):
-            break
-    else:
-        return None
-    changes = [p for p in evidence.pairs[at:index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, "")]
-    if not changes:
-        return None
-    first = changes[0]
-    twins = (first, None) if first.test else (None, first)
-    header = _header_before(first, evidence)
+            return [p for p in evidence.pairs[at:before] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, "")]
+    return []
+
+
+def _lone_candidate(pair: Pair, lone: Pair, name: str, evidence: Evidence) -> Candidate:
+    """The condition on which only one side executed something, else that statement itself."""
+    lone = outermost(lone)
+    header = _header_before(lone, evidence)
     if header is not None:
         return make_candidate(Outcome.ORIGIN, header, evidence, f"条件不同, 于是只有一侧改变了 {name}", kind=Kind.CONTROL_FLOW, alive=True)
+    twins = (lone, None) if lone.test else (None, lone)
     return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧, 或两侧以不同的顺序, 执行了改变 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=twins)
 
 
