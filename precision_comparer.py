@@ -4909,6 +4909,7 @@ class ProbeRuntime:
             if len(self.digests) > 5000:
                 self.digests.clear()
             stats = self.summary(tensor, 1)[3:4]
+            self.memory = []  # a digest is not always made anew
             digest = (float(stats[0][1 if len(stats[0]) > 4 else 0]), float(stats[0][-1])) if stats and stats[0] else (0.0, 0.0)
             found = self.digests[id(tensor)] = (weakref.ref(tensor), state, digest)
         return found[2]
@@ -5894,6 +5895,9 @@ def delta(baseline: Any, test: Any) -> Delta:
     if None not in numbers:
         is_exact = all(isinstance(v, (bool, int)) for v in (baseline, test))
         return Delta(math.inf, "整数不同") if is_exact else _scalar_delta(*numbers)
+    heads = [value[2:4] if kind == "#" else value[:2] if kind else [""] for kind, value in zip(kinds, (baseline, test))]
+    if "#" in kinds and heads[0][0] == heads[1][0]:
+        return _long_delta(baseline, test, heads)
     if kinds[0] != kinds[1]:
         return Delta(math.inf, "类型不同", is_weak="T" not in kinds and None in numbers and not ("N" in kinds and set(kinds) & {"f", "l", "m"}))
     if kinds[0] == "A":
@@ -5904,13 +5908,18 @@ def delta(baseline: Any, test: Any) -> Delta:
         return _module_delta(baseline, test)
     if kinds[0] in ("l", "m", "o", "P", "w"):
         return _container_delta(baseline, test)
-    if kinds == ("#", "#") and len(baseline) == len(test) == 5 and baseline[2:4] == test[2:4] and baseline[4][2] == test[4][2]:
-        (norm, weighted, _), (norm2, weighted2, _) = baseline[4], test[4]
-        scale = max(norm, norm2, 1e-300)
-        error = max(abs(norm - norm2), abs(weighted - weighted2)) / scale
-        return Delta(error if error > EXACT else 0.0, eps=1.2e-7, has_tensor=True)
-    is_strong = kinds[0] in ("n", "F") or (kinds[0] == "#" and (baseline[2] not in ("o", "m") or baseline[2:4] != test[2:4]))
-    return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=not is_strong)
+    return Delta(math.inf, "文本不同" if kinds[0] == "s" else "内容不同", is_weak=kinds[0] not in ("n", "F"))
+
+
+def _long_delta(a: list[Any], b: list[Any], heads: list[list[Any]]) -> Delta:
+    """Containers of which at least one was too long to print: by their number of elements and the gist of what is in them."""
+    if heads[0] != heads[1]:
+        return Delta(math.inf, "元素个数不同", is_weak=heads[0][0] == "o")
+    if len(a) < 5 or len(b) < 5 or a[4][2] != b[4][2]:
+        return Delta(math.inf, "内容不同", is_weak=heads[0][0] in ("o", "m"))
+    norms, weighted = zip(a[4][:2], b[4][:2])
+    error = max(abs(norms[0] - norms[1]), abs(weighted[0] - weighted[1])) / max(*norms, 1e-300)
+    return Delta(error if error > EXACT else 0.0, eps=1.2e-7, has_tensor=True)
 
 
 def _module_delta(a: list[Any], b: list[Any]) -> Delta:
@@ -6457,12 +6466,21 @@ class Evidence:
                 alive |= self._marks(self.keys(pair, "ins"))
                 for name in (name for name, d in pair.ins.items() if d.error and not self.has_maker(pair, name, self.index[id(pair)])):
                     memory |= self.memory_of(pair, name, "ins")
+                    alive |= self._owner_keys(pair, re.split(r"[.\[]", name)[0])
                 handed = [c for c in pair.children if c.test and c.baseline and c.stmt and isinstance(c.stmt.node, ast.Return)]
                 if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
                     alive |= self._marks(self.keys(pair.parent, "ins"))
                 for child in handed:
                     alive |= self._marks(self.keys(child, "outs"))
         return alive
+
+    def _owner_keys(self, pair: Pair, root: str) -> set[Any]:
+        """Differences in the object whose attribute a statement reads: it was another object that was taken."""
+        for at in range(self.index[id(pair)] - 1, max(-1, self.index[id(pair)] - 40), -1):
+            other = self.pairs[at]
+            if other.either.call is pair.either.call and root in other.outs:
+                return self._marks(self.value_keys(other, root, "outs")) if other.outs[root].error and other.either.kind == "target" else set()
+        return set()
 
     def is_alive(self, pair: Pair) -> bool:
         """Whether a difference made at `pair` goes on to do harm."""
@@ -6622,7 +6640,7 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     source = evidence.source_of(pair)
     strong = [d for d in pair.outs.values() if d.error and not d.is_weak]
     worst_out = max((d.error for d in strong), default=0.0)
-    worst_in = max((d.error for d in source.ins.values() if not d.is_weak), default=0.0)
+    worst_in = max((d.error for d in source.ins.values() if not d.is_weak or not strong), default=0.0)
     floor = max((d.eps for d in strong), default=0.0)
     is_flip = bool(worst_in) and all(d.note.startswith(("整数", "形状", "元素", "数列")) for d in strong if not math.isfinite(d.error))
     worst_out = max((d.error for d in strong if math.isfinite(d.error)), default=0.0) if is_flip else worst_out
@@ -6633,6 +6651,11 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     drawn = pair.parent if pair.either.kind == "entry" and component is not None else pair
     if component is not None and drawn.test.random_before[component] != drawn.baseline.random_before[component]:
         return _judge_random(pair, component, evidence)
+    other_way = [next((c for c in pair.children if isinstance(c.stmt and c.stmt.node, ast.Return) and not getattr(c, side)), None) for side in ("baseline", "test")]
+    if all(other_way):
+        return make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里从不同的语句返回", kind=Kind.CODE_DIFFERS, lone=tuple(other_way))
+    if pair.parent is not None and _is_argument_unseen(pair) and evidence.code.differs(pair.parent.stmt):
+        return make_candidate(Outcome.ORIGIN, pair.parent, evidence, "传入的参数不能打印, 而调用它的语句两侧不同", place=pair.place, alive=evidence.is_alive(pair))
     for name in changed_in_place(pair.either) if pair.children else ():
         inside = [p for p in _lone_inside(pair) if name in pair.outs and pair.outs[name].error and evidence.writes(p, evidence.memory_of(pair, name, "outs"))]
         if inside:
@@ -6690,6 +6713,14 @@ def outermost(lone: Pair) -> Pair:
     return lone
 
 
+def _is_argument_unseen(pair: Pair) -> bool:
+    """Whether a statement reads an argument that has no value to print, such as a generator, of a call that both sides made."""
+    parent = pair.parent
+    if parent is None or parent.stmt is None or not (parent.test and parent.baseline) or pair.stmt is None or pair.either.kind != "stmt":
+        return False
+    return any(path.root in pair.stmt.func.params and path.root != "self" and str(path) not in pair.test.ins for path in pair.stmt.reads)
+
+
 def _lone_inside(pair: Pair) -> Iterator[Pair]:
     """What only one side executed inside a call that both made."""
     for child in pair.children:
@@ -6728,7 +6759,7 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
     """The draw differs because the generator's state differed before: find where the states parted."""
     index = evidence.index[id(pair)]
     for other in reversed(evidence.pairs[:index]):
-        if not (other.test and other.baseline and other.test.random_after and other.baseline.random_after) or other.test.pid != pair.test.pid:
+        if not (other.test and other.baseline and other.test.random_after and other.baseline.random_after) or other.test.pid != pair.test.pid or _hands_over(other):
             continue
         before = other.test.random_before[component] == other.baseline.random_before[component]
         after = other.test.random_after[component] == other.baseline.random_after[component]
@@ -6744,6 +6775,11 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
         if other.test and other.baseline and other.stmt is not None and re.search(r"rng|seed|random|generator", other.stmt.text) and evidence.code.differs(other.stmt):
             return make_candidate(Outcome.ORIGIN, other, evidence, "随机数发生器的状态不同, 而这条管理它的语句两侧不同", kind=Kind.RANDOM)
     return make_candidate(Outcome.GAP, pair, evidence, "取随机数之前, 发生器的状态已经不同", kind=Kind.RANDOM)
+
+
+def _hands_over(pair: Pair) -> bool:
+    """Whether other code runs in the middle of a statement: a generator gives a value away and goes on later."""
+    return pair.stmt is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(_without_body(pair.stmt.node)))
 
 
 def _random_inside(pair: Pair, component: int) -> bool:
@@ -6765,7 +6801,8 @@ def _lone_draw(pairs: list[Pair], component: int) -> Pair | None:
 def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate | None:
     """An input already differs: if a seen statement made it, that one is judged; else find out who may have."""
     index = evidence.index[id(pair)]
-    unseen = [name for name, d in source.ins.items() if d.error and not d.is_weak and not evidence.has_maker(source, name, index)]
+    is_weak = not any(d.error and not d.is_weak for d in source.ins.values())
+    unseen = [name for name, d in source.ins.items() if d.error and (is_weak or not d.is_weak) and not evidence.has_maker(source, name, index)]
     if not unseen:
         return None
     for name in unseen:
