@@ -4278,9 +4278,10 @@ class ProbeRuntime:
             self.updates += 1
             if not self.hook_updates:
                 self.count_update()
+        if kind in "or" and ("backward" in roles or "collective" in roles):
+            self.digests.clear()
         if kind in "or" and "backward" in roles:
             self.backwards += 1
-            self.digests.clear()
             self.refresh()
 
     def count_update(self):
@@ -6978,11 +6979,12 @@ def judge_gradients(pairs: list[Pair], gradients: dict[str, Gradients], evidence
 
     The gradient of a value is made by the statements that read it, so those whose own output gradients agree are meant.
     """
-    rows = []
+    rows, cut = [], []
     worst: dict[int, float] = {}
     for pair in pairs:
-        if pair.test and pair.baseline and pair.test.number and pair.baseline.number:
-            for name, (new, old) in _gradients_of(pair, gradients) if not any(d.error for d in pair.outs.values()) else ():
+        if pair.test and pair.baseline and pair.test.number and pair.baseline.number and not any(d.error for d in pair.outs.values()):
+            for name, new, old in _gradients_of(pair, gradients):
+                cut += [(pair, name, new, old)] if not (new and old) else []
                 for (place, value), (_, twin) in zip(new, old):
                     found = delta(twin, value)
                     rows.append((place, pair, name, found, value, twin))
@@ -6990,34 +6992,48 @@ def judge_gradients(pairs: list[Pair], gradients: dict[str, Gradients], evidence
     before = evidence.noise_before(min((row[0] for row in rows), default=0))
     for place, pair, name, found, value, twin in sorted(rows, key=lambda row: row[0]):
         if (evidence.matters(found, rows[0][0]) or not before) and found.error > max(JUMP * before, EXACT):
-            readers = _readers(pair, name, evidence) or [pair]
-            return _gradient_candidates(readers, f"{name} 的梯度", (twin, value), worst, evidence, place)
+            return _cut_off([c for c in cut if pair.place <= c[0].place < place], worst, evidence, place) or _gradient_candidates(
+                _readers(pair, name, evidence) or [pair], f"{name} 的梯度", (twin, value), worst, evidence, place)
         before = max(before, found.error)
-    return _parameter_gradients(pairs, worst, evidence)
+    found = _parameter_gradients(pairs, worst, evidence)
+    return found and (_cut_off(cut, worst, evidence, found[0].rank[2]) or found)
 
 
-def _gradients_of(pair: Pair, gradients: dict[str, Gradients]) -> Iterator[tuple[str, tuple[list, list]]]:
+def _gradients_of(pair: Pair, gradients: dict[str, Gradients]) -> Iterator[tuple[str, list, list]]:
+    """(name, test's gradients, baseline's gradients) of the values that a pair put out, where at least one side has any."""
     for name in pair.test.outs:
         for suffix in ("", "[0]", "[1]", "[2]"):
-            new = gradients["test"].get((pair.test.pid, pair.test.number, name + suffix))
-            old = gradients["baseline"].get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix))
-            if new and old:
-                yield name + suffix, (new, old)
+            new = gradients["test"].get((pair.test.pid, pair.test.number, name + suffix), [])
+            old = gradients["baseline"].get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix), [])
+            if new or old:
+                yield name + suffix, new, old
+
+
+def _cut_off(cut: list[tuple[Pair, str, list, list]], worst: dict[int, float], evidence: Evidence, place: float) -> list[Candidate]:
+    """The gradient of a value arrived on one side only: what reads the last such value, or made it, detached it."""
+    if not cut:
+        return []
+    pair, name, new, old = max(cut, key=lambda c: c[0].place)
+    root = name.split("[")[0]
+    needs = [value[5] if isinstance(value, list) and value[:1] == ["T"] else None for value in (pair.test.outs.get(root), pair.baseline.outs.get(pair.names.get(root, root)))]
+    readers = _readers(pair, name, evidence) if needs[0] == needs[1] else []
+    values = old[0][1] if old else None, new[0][1] if new else None
+    return _gradient_candidates(readers or [pair], f"{name} 的梯度", values, worst, evidence, place, "只有一侧有")
 
 
 def _readers(pair: Pair, name: str, evidence: Evidence) -> list[Pair]:
     """Later executions that read the value `name` put out by `pair`."""
     value = _frozen(pair.test.outs.get(name.split("[")[0]))
     later = evidence.pairs[evidence.index[id(pair)] + 1 :]
-    found = [p for p in later if p.test and p.baseline and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
+    found = [p for p in later if p.test and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
     is_return = pair.stmt is not None and isinstance(pair.stmt.node, ast.Return)
     return ([pair.parent] if is_return and pair.parent is not None and pair.parent.test and pair.parent.baseline else []) + found
 
 
-def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any], worst: dict[int, float], evidence: Evidence, place: float) -> list[Candidate]:
+def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any], worst: dict[int, float], evidence: Evidence, place: float, how: str = "不一致") -> list[Candidate]:
     result = []
     for reader in readers[:50]:
-        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, f"前向一致, {what}不一致", kind=Kind.BACKWARD, place=place)
+        candidate = make_candidate(Outcome.GRADIENT, reader, evidence, f"前向一致, {what}{how}", kind=Kind.BACKWARD, place=place)
         candidate.evidence.append(("out", what, values[0], values[1], False))
         is_clean = not evidence.matters(Delta(worst.get(id(reader), 0.0), eps=1.2e-7))
         differs = reader.stmt is not None and (reader.test is None or evidence.code.differs(reader.stmt))
