@@ -4379,7 +4379,7 @@ class ProbeRuntime:
 
     def memory_row(self, text):
         """Under "@name", the memory that the tensors of the last summary lie in: what is written there changes them all."""
-        return [("@" + text, None, sorted(set(self.memory))[:16])] if self.memory else []
+        return [("@" + text, None, sorted(set(self.memory))[:64])] if self.memory else []
 
     def function_summary(self, item):
         """A function chosen at run time; of a `functools.partial` its plain keywords too."""
@@ -6380,6 +6380,20 @@ class Evidence:
         sides = ("test", pair.test, name), ("baseline", pair.baseline, pair.names.get(name, name))
         return {(side, done.pid, number) for side, done, text in sides if done for number in done.memory.get((phase, text), ())}
 
+    def exchange(self, pair: Pair, name: str) -> Pair | None:
+        """The first execution in which the sides have the objects that `pair` reads, where before one of them stood for another."""
+        sides = {side: {piece for piece in self.memory_of(pair, name, "ins") if piece[0] == side} for side in ("test", "baseline")}
+        if any(len(pieces) != 1 for pieces in sides.values()):
+            return None
+        (ours,), (theirs,) = sides.values()
+        is_other = False
+        for other in (self.pairs[i] for i in self.touches[theirs] if i < self.index[id(pair)]):
+            rows = list(other.test.memory.values()) if other.test and other.baseline else []
+            if any(ours[2] in row for row in rows) and other.test.pid == ours[1]:
+                return other if is_other else None
+            is_other = is_other or any(len(row) < 64 for row in rows)  # a longer row is cut off
+        return None
+
     def writes(self, pair: Pair, wanted: set[Memory]) -> bool:
         """Whether an execution changed tensors in one of these pieces of memory, in place."""
         done = pair.either
@@ -6584,6 +6598,7 @@ def judge(pairs: list[Pair], gradients: dict[str, Gradients], code: CodeMap, thr
     found = [candidate for pair in pairs if (candidate := _judge_pair(pair, evidence)) is not None]
     found += [c for c in by_gradient if c not in receivers]
     _prefer_aliases(found, pairs, evidence)
+    _prefer_exchange(found, evidence)
     return _best_first(found)
 
 
@@ -6614,6 +6629,22 @@ def _prefer_aliases(found: list[Candidate], pairs: list[Pair], evidence: Evidenc
         if lone or (names and is_near and pair.stmt is not None and evidence.code.differs(pair.stmt)):
             candidate = make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里是否共用同一个对象不同", kind=Kind.CODE_DIFFERS)
             candidate.rank = (False, False, min(pair.place, best.rank[2] - 0.5))
+            found.append(candidate)
+            return
+
+
+def _prefer_exchange(found: list[Candidate], evidence: Evidence) -> None:
+    """Where an unchanged statement makes something else of equal values: another object came in, since a changed statement took it."""
+    best = min(found, key=lambda c: c.rank, default=None)
+    if best is None or best.outcome is not Outcome.ORIGIN or not (best.pair.test and best.pair.baseline) or best.pair.stmt is None or evidence.code.differs(best.pair.stmt):
+        return
+    for name, difference in best.pair.ins.items():
+        taken = evidence.exchange(best.pair, name) if not difference.error else None
+        while taken is not None and not (taken.stmt is not None and evidence.code.differs(taken.stmt)):
+            taken = taken.parent
+        if taken is not None and taken.test and taken.baseline:
+            candidate = make_candidate(Outcome.ORIGIN, taken, evidence, f"从这里起, {name} 在两侧不是同一个对象", kind=Kind.CODE_DIFFERS)
+            candidate.rank = (False, False, min(taken.place, best.rank[2] - 0.5))
             found.append(candidate)
             return
 
@@ -6683,8 +6714,8 @@ def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
     lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, role)]
     if lone and (role or stmt is None):
         reason = "只有一侧, 或两侧以不同的顺序, 在这里改变了" + ("优化器的设置" if is_hyper else "梯度" if role else "训练状态")
-        first = lone[0]
-        same = [p for p in lone if evidence.code.funcs.get(id(p.stmt.func), p.stmt.func) is evidence.code.funcs.get(id(first.stmt.func), first.stmt.func)]
+        first = outermost(lone[0])
+        same = [first] if first is not lone[0] else [p for p in lone if evidence.code.funcs.get(id(p.stmt.func), p.stmt.func) is evidence.code.funcs.get(id(first.stmt.func), first.stmt.func)]
         twins = next((p for p in same if p.test), None), next((p for p in same if p.baseline), None)
         return make_candidate(Outcome.ORIGIN, first, evidence, reason, kind=Kind.OPTIMIZER, lone=twins)
     if pair.either.label == "S":
@@ -6823,24 +6854,25 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
 def _lone_since_agreement(pair: Pair, source: Pair, name: str, evidence: Evidence) -> Candidate | None:
     """What only one side executed, since the value was last seen to agree, and what may have changed it behind a print's back."""
     memory = evidence.memory_of(source, name, "ins")
-    changes = _lone_writes(memory, evidence.index[id(pair)], evidence) if memory else _lone_changes(source, name, evidence.index[id(pair)], evidence)
+    index = evidence.index[id(pair)]
+    written = [p for piece in memory for p in _lone_writes(piece, index, evidence)]
+    changes = sorted(written, key=lambda p: evidence.index[id(p)]) if memory else _lone_changes(source, name, index, evidence)
     if not changes:
         return None
     return _lone_candidate(pair, changes[0], name, evidence)
 
 
-def _lone_writes(memory: set[Memory], before: int, evidence: Evidence) -> list[Pair]:
-    """Executions of only one side that wrote into memory after both sides last agreed in it, in their order."""
-    places = sorted({i for piece in memory for i in evidence.touches.get(piece, ()) if i < before}, reverse=True)
+def _lone_writes(piece: Memory, before: int, evidence: Evidence) -> list[Pair]:
+    """Executions of only one side that wrote into a piece of memory after both sides last agreed in it."""
     changes: list[Pair] = []
-    for other in (evidence.pairs[i] for i in places):
+    for other in (evidence.pairs[i] for i in reversed(evidence.touches.get(piece, ())) if i < before):
         if other.test and other.baseline:
-            tables = [(phase, n, d) for phase in ("outs", "ins") for n, d in getattr(other, phase).items() if evidence.memory_of(other, n, phase) & memory]
-            if tables and not any(d.error for _, _, d in tables):
-                return changes[::-1]
-            if not other.children and evidence.writes(other, memory):
+            found = [d for phase in ("outs", "ins") for n, d in getattr(other, phase).items() if piece in evidence.memory_of(other, n, phase)]
+            if found and not any(d.error for d in found):
+                return changes
+            if not other.children and evidence.writes(other, {piece}):
                 return []
-        elif evidence.writes(other, memory):
+        elif evidence.writes(other, {piece}):
             changes.append(other)
     return []
 
