@@ -4827,7 +4827,8 @@ class ProbeRuntime:
                     numbers = list(itertools.islice(sequence.__iter__(item), 0, None, size // 65536 + 1))
                     if all(type(v) in (int, float, bool) for v in numbers):
                         return self.numbers_summary(numbers, size)
-                return ["l", size, [self.summary(v, depth + 1) for v in itertools.islice(sequence.__iter__(item), 16)] if depth < 3 else None]
+                shown = [self.summary(v, depth + 1) for v in itertools.islice(sequence.__iter__(item), 16)] if depth < 3 else None
+                return ["l", size, shown and shown + [["s", text] for text in self.rest_of(sequence.__iter__(item), size, 16)]]
         for group in (set, frozenset):
             if issubclass(kind, group):
                 plain = sorted(self.key_text(v) for v in group.__iter__(item)) if group.__len__(item) <= 4096 else []
@@ -4835,8 +4836,15 @@ class ProbeRuntime:
         if issubclass(kind, dict):
             named = [(self.key_text(k), k, v) for k, v in itertools.islice(dict.items(item), 24)]
             named = [(text if issubclass(type(k), (str, int, float, tuple)) else "%s %d" % (text, i), v) for i, (text, k, v) in enumerate(named)]
-            return ["m", dict.__len__(item), [[text, self.summary(v, depth + 1)] for text, v in named] if depth < 3 else None]
+            shown = [[text, self.summary(v, depth + 1)] for text, v in named] if depth < 3 else None
+            rest = self.rest_of((part for pair in dict.items(item) for part in pair), 2 * dict.__len__(item), 48)
+            return ["m", dict.__len__(item), shown and shown + [["…", text] for text in rest]]
         return self.object_summary(item, depth)
+
+    def rest_of(self, items, size, shown):
+        """[checksum] of the numbers and texts behind the first `shown` of `size` items; nothing if there are other things."""
+        rest = list(itertools.islice(items, shown, size)) if shown < size <= 65536 else []
+        return ["…%08x" % zlib.crc32(repr(rest).encode("utf-8", "replace"))] if rest and all(type(v) in (int, str, bool) for v in rest) else []
 
     def key_text(self, key):
         """A key or an element of a set as text; of an object, whose own text might be anything, its class."""
@@ -6333,6 +6341,7 @@ class Candidate:
 
 
 ROUNDING_UNITS = 8  # an output error below this many rounding units is what another order of summation may cost
+NOISE_TENSORS = 30  # fewer tensors say nothing of the noise of a run
 NOISE_FACTOR = 10.0  # and below this many times what the runs differ by anyway, what another kernel may cost
 JUMP = 30.0  # an output error this many times the largest input error is made here, not handed on
 
@@ -6351,6 +6360,7 @@ class Evidence:
         self.makers: dict[Any, list[int]] = {}
         self.lone_makers: dict[tuple[str, str], list[int]] = {}  # (side, value) of what only one side executed
         self.handed_on: dict[tuple[str, str], int] = {}  # (side, value) of a difference: the first pair that put it out
+        self.agreements: dict[str, list[int]] = {}  # the pairs in which a name, or the last part of a path, has the same value on both sides
         self.touches: dict[Memory, list[int]] = {}  # the pairs that have tensors in a piece of memory
         self.index = {id(pair): i for i, pair in enumerate(pairs)}
         for i, pair in enumerate(pairs):
@@ -6372,7 +6382,7 @@ class Evidence:
         twin = pair.names.get(name, name)
         found = _differences(old.get(twin, pair.baseline.ins.get(twin)), new.get(name, pair.test.ins.get(name)))
         if getattr(pair, side)[name].is_weak and (new.get(name) or [""])[0] in ("o", "m", "l", "#"):  # an object lives by the numbers in it
-            found = (key for key in found if key[1][:4] == '["f"' or key[1][:1] not in "[")
+            found = (key for key in found if any(text[:4] == '["f"' or text[:1] != "[" for text in key))
         yield from found
 
     def memory_of(self, pair: Pair, name: str, phase: str) -> set[Memory]:
@@ -6394,12 +6404,12 @@ class Evidence:
             is_other = is_other or any(len(row) < 64 for row in rows)  # a longer row is cut off
         return None
 
-    def writes(self, pair: Pair, wanted: set[Memory]) -> bool:
-        """Whether an execution changed tensors in one of these pieces of memory, in place."""
+    def writes(self, pair: Pair, wanted: set[Memory] | None = None) -> bool:
+        """Whether an execution changed tensors in place, in one of these pieces of memory or in any."""
         done = pair.either
         for name in changed_in_place(done):
             before = set(_parts(done.ins.get(name)))
-            if self.memory_of(pair, name, "outs") & wanted and any(part not in before for part in _parts(done.outs[name]) if part[:4] == '["T"'):
+            if (wanted is None or self.memory_of(pair, name, "outs") & wanted) and any(part not in before for part in _parts(done.outs[name]) if part[:4] == '["T"'):
                 return True
         return False
 
@@ -6408,6 +6418,10 @@ class Evidence:
             for number in {n for numbers in done.memory.values() for n in numbers} if done else ():
                 self.touches.setdefault((side, done.pid, number), []).append(i)
         if pair.test and pair.baseline:
+            values = [*pair.ins.items(), *pair.outs.items()]
+            differing = {last_part(name) for name, d in values if d.error}
+            for attribute in {last_part(name) for name, _ in values} - differing:
+                self.agreements.setdefault(attribute, []).append(i)
             for key in self.keys(pair, "outs"):
                 self.makers.setdefault(key, []).append(i)
                 self.handed_on.setdefault(("baseline", key[0]), i)
@@ -6442,7 +6456,7 @@ class Evidence:
                     classes[math.frexp(found.error)[1] if found.error else -1100] += 1
                     total += 1
             rest, level = total // 10, -1100
-            for level in sorted(classes, reverse=True):
+            for level in sorted(classes, reverse=True) if total >= NOISE_TENSORS else ():
                 rest -= classes[level]
                 if rest < 0:
                     break
@@ -6553,6 +6567,11 @@ class Evidence:
                 if other is not None and self._hands_on(other, side, seen):
                     return True
         return False
+
+
+def last_part(name: str) -> str:
+    """`c` of a path `a.b.c`."""
+    return re.split(r"[.\[]", name)[-1]
 
 
 def _frozen(value: Any) -> str:
@@ -6683,6 +6702,9 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     drawn = pair.parent if pair.either.kind == "entry" and component is not None else pair
     if component is not None and drawn.test.random_before[component] != drawn.baseline.random_before[component]:
         return _judge_random(pair, component, evidence)
+    for name in (n for n, d in source.ins.items() if d.error and d.is_weak):
+        if (lone := _lone_since_agreement(pair, source, name, evidence)) is not None:
+            return lone
     other_way = [next((c for c in pair.children if isinstance(c.stmt and c.stmt.node, ast.Return) and not getattr(c, side)), None) for side in ("baseline", "test")]
     if all(other_way):
         return make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里从不同的语句返回", kind=Kind.CODE_DIFFERS, lone=tuple(other_way))
@@ -6711,7 +6733,7 @@ def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
     if at is not None and any(d.error for name, d in evidence.pairs[at].outs.items() if not is_hyper or name == "optimizer"):
         return None
     role = "update" if is_hyper else "grads" if pair.either.label in "gS" else ""
-    lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, role)]
+    lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and (_is_state_change(p, role) if role else evidence.writes(p))]
     if lone and (role or stmt is None):
         reason = "只有一侧, 或两侧以不同的顺序, 在这里改变了" + ("优化器的设置" if is_hyper else "梯度" if role else "训练状态")
         first = outermost(lone[0])
@@ -6846,7 +6868,7 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
         if lone is not None:
             return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧执行了产生 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=lone)
     lone = _lone_since_agreement(pair, source, unseen[0], evidence)
-    if lone is not None:
+    if lone is not None or is_weak:
         return lone
     return make_candidate(Outcome.GAP, pair, evidence, f"输入 {unseen[0]} 到达这里时已经不同, 而产生它的代码没有打印")
 
@@ -6879,13 +6901,12 @@ def _lone_writes(piece: Memory, before: int, evidence: Evidence) -> list[Pair]:
 
 def _lone_changes(source: Pair, name: str, before: int, evidence: Evidence) -> list[Pair]:
     """The same for what has no memory that could be told: by the name of the attribute."""
-    attribute = re.split(r"[.\[]", name)[-1]
-    for at in range(before - 1, max(-1, before - 4000), -1):
-        other = evidence.pairs[at]
-        values = {**other.ins, **other.outs} if other.test and other.baseline else {}
-        same = [d for n, d in values.items() if re.split(r"[.\[]", n)[-1] == attribute]
-        if same and not any(d.error for d in same) and (other.either.call is source.either.call or "." in name):
-            return [p for p in evidence.pairs[at:before] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, "")]
+    attribute = last_part(name)
+    places = evidence.agreements.get(attribute, [])
+    for at in places[max(0, bisect.bisect_left(places, before) - 50) : bisect.bisect_left(places, before)][::-1]:
+        if evidence.pairs[at].either.call is source.either.call or "." in name:
+            changes = [p for p in evidence.pairs[at:before] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, "")]
+            return [p for p in changes if attribute in map(last_part, changed_in_place(p.either))] or changes
     return []
 
 
