@@ -2296,7 +2296,7 @@ class MetricDiff:
     first_step_over_tolerance: int | None
     first_bad_index: int | None
     previous_good_step: int | None
-    first_visible_index: int | None  # first difference that rounding does not explain, however small
+    first_visible_index: int | None  # first difference that neither rounding nor kernel noise explains
     shape: str | None  # "nan", "first", "spike", "drift", "early" or "late"
 
 
@@ -2330,8 +2330,14 @@ def _diff_series(baseline: Series, test: Series, steps: list[int], tolerance: fl
     return MetricDiff(
         baseline.keyword, len(steps), sum(absolute) / len(steps), largest(absolute), sum(relative) / len(steps), largest(relative),
         None if first is None else steps[first], first, steps[first - 1] if first else None,
-        visible[0] if visible else None, _shape(absolute, bad) if bad else None,
+        _first_visible(visible, relative, first), _shape(absolute, bad) if bad else None,
     )
+
+
+def _first_visible(visible: list[int], relative: list[float], bad: int | None) -> int | None:
+    """Where the series part: at the first visible difference, unless all are kernel noise until the first bad step."""
+    noise = max((relative[index] for index in visible if bad is not None and index < bad), default=0.0)
+    return bad if bad is not None and noise < 1e-5 and not relative[bad] <= 100 * noise else next(iter(visible), None)
 
 
 def _shape(differences: list[float], bad: list[int]) -> str:
@@ -4828,7 +4834,7 @@ class ProbeRuntime:
                     if all(type(v) in (int, float, bool) for v in numbers):
                         return self.numbers_summary(numbers, size)
                 shown = [self.summary(v, depth + 1) for v in itertools.islice(sequence.__iter__(item), 16)] if depth < 3 else None
-                return ["l", size, shown and shown + [["s", text] for text in self.rest_of(sequence.__iter__(item), size, 16)]]
+                return ["l", size, shown and shown + self.rest_of(sequence.__iter__(item), size, 16)]
         for group in (set, frozenset):
             if issubclass(kind, group):
                 plain = sorted(self.key_text(v) for v in group.__iter__(item)) if group.__len__(item) <= 4096 else []
@@ -4838,13 +4844,13 @@ class ProbeRuntime:
             named = [(text if issubclass(type(k), (str, int, float, tuple)) else "%s %d" % (text, i), v) for i, (text, k, v) in enumerate(named)]
             shown = [[text, self.summary(v, depth + 1)] for text, v in named] if depth < 3 else None
             rest = self.rest_of((part for pair in dict.items(item) for part in pair), 2 * dict.__len__(item), 48)
-            return ["m", dict.__len__(item), shown and shown + [["…", text] for text in rest]]
+            return ["m", dict.__len__(item), shown and shown + [["…", digest] for digest in rest]]
         return self.object_summary(item, depth)
 
     def rest_of(self, items, size, shown):
         """[checksum] of the numbers and texts behind the first `shown` of `size` items; nothing if there are other things."""
         rest = list(itertools.islice(items, shown, size)) if shown < size <= 65536 else []
-        return ["…%08x" % zlib.crc32(repr(rest).encode("utf-8", "replace"))] if rest and all(type(v) in (int, str, bool) for v in rest) else []
+        return [["n", "…%08x" % zlib.crc32(repr(rest).encode("utf-8", "replace"))]] if rest and all(type(v) in (int, str, bool) for v in rest) else []
 
     def key_text(self, key):
         """A key or an element of a set as text; of an object, whose own text might be anything, its class."""
@@ -6478,7 +6484,7 @@ class Evidence:
         """Differences that reach the loss that is propagated back, a gradient, or the training's state."""
         alive, memory = set(alive), set()
         paired = [p for p in self.pairs if p.test and p.baseline]
-        sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and "backward" in p.stmt.roles)}
+        sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and ("backward" in p.stmt.roles or _returns_gradient(p.stmt)))}
         sinks = sinks or {id(p) for p in paired[int(len(paired) * 0.97) :]}
         for pair in reversed(self.pairs):
             if pair.test is None:
@@ -6686,6 +6692,8 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
         return None
     if pair.either.kind == "state":
         return _judge_state(pair, evidence)
+    if pair.either.kind == "entry" and pair.parent is not None and pair.parent.stmt is not None and "backward" in pair.parent.stmt.roles:
+        return None  # called by autograd with what no print could follow; `judge_gradients` does
     if _explained_inside(pair) or _is_transport(pair, evidence):
         return None
     source = evidence.source_of(pair)
@@ -6693,7 +6701,7 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     worst_out = max((d.error for d in strong), default=0.0)
     worst_in = max((d.error for d in source.ins.values() if not d.is_weak or not strong), default=0.0)
     floor = max((d.eps for d in strong), default=0.0)
-    is_flip = bool(worst_in) and all(d.note.startswith(("整数", "形状", "元素", "数列")) for d in strong if not math.isfinite(d.error))
+    is_flip = bool(worst_in) and not (pair.stmt and evidence.code.differs(pair.stmt)) and all(d.note.startswith(("整数", "形状", "元素", "数列")) for d in strong if not math.isfinite(d.error))
     worst_out = max((d.error for d in strong if math.isfinite(d.error)), default=0.0) if is_flip else worst_out
     jumps = worst_out > JUMP * max(worst_in, 4 * floor if worst_in else 0.0)
     component = _random_component(pair)
@@ -6751,6 +6759,11 @@ def _is_state_change(pair: Pair, role: str) -> bool:
     if role:
         return role in stmt.roles or (role == "update" and ".step(" in stmt.text)
     return bool(changed_in_place(pair.either)) or "collective" in stmt.roles
+
+
+def _returns_gradient(stmt: Stmt) -> bool:
+    """Whether a statement hands a gradient back to autograd, where no print can follow it."""
+    return isinstance(stmt.node, ast.Return) and stmt.func.qualname.endswith(".backward")
 
 
 def changed_in_place(done: Exec) -> set[str]:
@@ -6870,7 +6883,20 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
     lone = _lone_since_agreement(pair, source, unseen[0], evidence)
     if lone is not None or is_weak:
         return lone
+    maker = _silent_maker(pair, unseen[0], evidence)
+    if maker is not None:
+        return make_candidate(Outcome.ORIGIN, maker, evidence, f"{unseen[0]} 在这里得到的值两侧不同", alive=evidence.is_alive(pair))
     return make_candidate(Outcome.GAP, pair, evidence, f"输入 {unseen[0]} 到达这里时已经不同, 而产生它的代码没有打印")
+
+
+def _silent_maker(pair: Pair, name: str, evidence: Evidence) -> Pair | None:
+    """The changed statement that assigned a name without a print of it, such as `:=` in the header of an `if`."""
+    for other in reversed(evidence.pairs[max(0, evidence.index[id(pair)] - 400) : evidence.index[id(pair)]]):
+        walrus = {n.target.id for n in ast.walk(_without_body(other.stmt.node)) if isinstance(n, ast.NamedExpr)} if other.stmt is not None else set()
+        if other.either.call is pair.either.call and other.stmt is not None and name in {*map(str, other.stmt.writes), *walrus}:
+            is_silent = other.test and other.baseline and name not in other.outs
+            return other if is_silent and evidence.code.differs(other.stmt) else None
+    return None
 
 
 def _lone_since_agreement(pair: Pair, source: Pair, name: str, evidence: Evidence) -> Candidate | None:
