@@ -3207,10 +3207,15 @@ class Source:
         """Lines without their ends, split where Python splits: LF, CRLF and CR only."""
         return NEWLINE.split(self.text)
 
-
     def encode(self, text: str) -> bytes:
         """A changed text as the bytes of this file."""
         return self.bom + text.encode(self.encoding)
+
+    def is_lossless(self) -> bool:
+        """Whether the text encodes back to the same bytes; an encoding may know several for one character."""
+        with contextlib.suppress(UnicodeError):
+            return self.encode(self.text) == self.data
+        return False
 
 
 def decode_source(data: bytes) -> Source:
@@ -3237,7 +3242,6 @@ class ValuePath:
 
     def __str__(self) -> str:
         return self.root + "".join(f".{key}" if kind == "." else f"[{key!r}]" for kind, key in self.steps)
-
 
 
 @dataclass
@@ -3555,28 +3559,21 @@ def chain_of(node: ast.AST) -> ValuePath | None:
 def _chain_paths(node: ast.AST, certain: bool) -> Iterator[tuple[ValuePath, bool]]:
     is_store = isinstance(node.ctx, (ast.Store, ast.Del))
     path = chain_of(node)
-    if path is not None:
-        if isinstance(node, ast.Name) and is_store:
-            return
-        if is_store:  # `x[0] = v`, `self.a = v`: the object written into is read
-            path = ValuePath(path.root, path.steps[:-1])
-            if not path.steps and not isinstance(node, ast.Subscript):
-                return
+    if path is None:
+        yield from value_paths(node.value, certain)
+        if isinstance(node, ast.Subscript):
+            yield from value_paths(node.slice, certain)
+    elif not is_store:
         yield path, certain
-        return
-    yield from value_paths(node.value, certain)
-    if isinstance(node, ast.Subscript):
-        yield from value_paths(node.slice, certain)
+    elif len(path.steps) > 1 or isinstance(node, ast.Subscript):  # `x[0] = v`, `self.a.b = v`: the object written into is read
+        yield ValuePath(path.root, path.steps[:-1]), certain
 
 
 def _callee_paths(func: ast.expr, certain: bool) -> Iterator[tuple[ValuePath, bool]]:
     """A called module's own weights are inputs (`self.norm(x)`), and so is the object of a method (`x.view(-1)`)."""
     path = chain_of(func)
     if path is None:
-        if isinstance(func, ast.Attribute):
-            yield from value_paths(func.value, certain)
-        else:
-            yield from value_paths(func, certain)
+        yield from value_paths(func.value if isinstance(func, ast.Attribute) else func, certain)
         return
     yield path, certain
     if path.steps and (len(path.steps) > 1 or path.root not in ("self", "cls")):
@@ -3653,12 +3650,7 @@ def _without_body(node: ast.stmt) -> ast.stmt:
     if not isinstance(node, HeaderNode):
         return node
     bare = copy.copy(node)
-    if isinstance(node, ast.Match):
-        bare.cases = []
-    else:
-        bare.body = [ast.Pass()]
-        if hasattr(bare, "orelse"):
-            bare.orelse = []
+    bare.cases, bare.body, bare.orelse = [], [ast.Pass()], []
     return bare
 
 
@@ -3667,9 +3659,7 @@ def _header_text(node: ast.stmt) -> str:
 
 
 def _shape_text(func: Func, node: ast.stmt) -> str:
-    if func.is_module:
-        return _header_text(node)
-    return ast.unparse(_Anonymous(func).visit(copy.deepcopy(_without_body(node)))).split(":\n    pass")[0]
+    return _header_text(_Anonymous(func).visit(copy.deepcopy(_without_body(node))))
 
 
 BACKWARD_CALL = re.compile(r"\.backward\(|autograd\.grad\(|\bgrad\(")
@@ -3681,19 +3671,16 @@ RANDOM_CALL = re.compile(r"\b(rand\w*|normal_?|uniform_?|bernoulli_?|dropout|shu
 
 
 def _roles(node: ast.stmt, text: str) -> frozenset[str]:
-    roles = {"effect"} if isinstance(node, ast.Expr) else set()
-    if BACKWARD_CALL.search(text) and not text.startswith("def "):
-        roles.add("backward")
     update = UPDATE_CALL.search(text)
-    if update and not NOT_AN_OPTIMIZER.search(update.group("owner")):
-        roles.add("update")
-    if not isinstance(node, HeaderNode) and GRADIENT_CALL.search(text):
-        roles.add("grads")
-    if COLLECTIVE_CALL.search(text):
-        roles.add("collective")
-    if RANDOM_CALL.search(text):
-        roles.add("random")
-    return frozenset(roles)
+    roles = {
+        "effect": isinstance(node, ast.Expr),
+        "backward": BACKWARD_CALL.search(text),
+        "update": update and not NOT_AN_OPTIMIZER.search(update.group("owner")),
+        "grads": not isinstance(node, HeaderNode) and GRADIENT_CALL.search(text),
+        "collective": COLLECTIVE_CALL.search(text),
+        "random": RANDOM_CALL.search(text),
+    }
+    return frozenset(role for role, fits in roles.items() if fits)
 
 
 LIBRARY_FILES = 300  # a tree with more files holds a whole library
@@ -3712,9 +3699,9 @@ class CodeTree:
         self.funcs: dict[str, list[Func]] = {}
         self.broken: dict[str, str] = {}
         self.silent_modules: set[str] = set()  # files whose module level is not printed
-        self._by_name: dict[str, list[str]] = {}
+        self._by_name: dict[str, list[str]] = collections.defaultdict(list)  # a package goes by the name of its folder
         for file in self.files:
-            self._by_name.setdefault(os.path.basename(os.path.dirname(file)) if file.endswith("__init__.py") else os.path.basename(file)[:-3], []).append(file)
+            self._by_name[os.path.basename(file.removesuffix("/__init__.py")).removesuffix(".py")].append(file)
 
     def load(self, file: str) -> list[Func]:
         """Functions of a file; empty, with the reason in `broken`, when it cannot be read as Python."""
@@ -3738,31 +3725,30 @@ class CodeTree:
     def imported_files(self, file: str) -> list[str]:
         """Files of this tree that `file` imports, at module level or in a function; names of a package are followed to the
         module that defines them."""
-        found: list[str] = []
-        for func in self.load(file)[:1]:
-            for node in ast.walk(func.node):
-                if isinstance(node, ast.Import):
-                    found += [self.module_file(alias.name, file) for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    base = self._absolute(node, file)
-                    found += [target for alias in node.names for target in self._import_from(base, alias.name, file)]
+        found: list[str | None] = []
+        for node in self._imports(file):
+            if isinstance(node, ast.Import):
+                found += [self.module_file(alias.name, file) for alias in node.names]
+            else:
+                base = self._absolute(node, file)
+                found += [target for alias in node.names for target in self._import_from(base, alias.name, file)]
         return [f for f in dict.fromkeys(found) if f and f != file]
+
+    def _imports(self, file: str) -> list[ast.Import | ast.ImportFrom]:
+        return [node for module in self.load(file)[:1] for node in ast.walk(module.node) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
     def _absolute(self, node: ast.ImportFrom, file: str) -> str:
         if not node.level:
             return node.module or ""
-        package = os.path.dirname(file).split("/") if os.path.dirname(file) else []
-        package = package[: len(package) - node.level + 1] if node.level > 1 else package
-        return ".".join(package + ([node.module] if node.module else []))
+        return ".".join(file.split("/")[: -node.level] + [node.module] * bool(node.module))
 
     def _import_from(self, base: str, name: str, file: str, depth: int = 0) -> list[str]:
-        inner = self.module_file(f"{base}.{name}", file) if base else self.module_file(name, file)
-        if inner:
+        if inner := self.module_file(f"{base}.{name}" if base else name, file):
             return [inner]
         target = self.module_file(base, file) if base else None
         if target is None or not target.endswith("__init__.py") or depth > 4 or name == "*":
             return [target] if target else []
-        for node in ast.walk(self.load(target)[0].node) if self.load(target) else ():
+        for node in self._imports(target):
             if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
                 return [target] + self._import_from(self._absolute(node, target), name, target, depth + 1)
         return [target] + self._defining(os.path.dirname(target), name)
@@ -3772,16 +3758,14 @@ class CodeTree:
         pattern = re.compile(rf"^(class|(async\s+)?def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*[=:]".encode(), re.M)
         inside = [f for f in self.files if f.startswith(folder + "/")]
         likely = sorted(inside, key=lambda f: (name.lower()[:4] not in f.lower(), f.count("/"), f))
-        for file in likely[:4000]:
-            if pattern.search(self._raw(file)):
-                return [file]
-        return []
+        return list(itertools.islice((file for file in likely[:4000] if pattern.search(self._raw(file))), 1))
 
     def _raw(self, file: str) -> bytes:
-        if file not in self.sources:
-            with contextlib.suppress(HostError):  # a dangling link, or no right to read
-                return self.host.read(os.path.join(self.root, file))
-        return self.sources[file].data if file in self.sources else b""
+        if file in self.sources:
+            return self.sources[file].data
+        with contextlib.suppress(HostError):  # a dangling link, or no right to read
+            return self.host.read(os.path.join(self.root, file))
+        return b""
 
     def entry_scripts(self) -> list[str]:
         """The Python files that the run script starts, by their names in it; else those with a `__main__` guard."""
@@ -3806,8 +3790,9 @@ class CodeTree:
         """
         is_library = len(self.files) > LIBRARY_FILES
         entries = self.entry_scripts()
-        self.silent_modules = set(self.files) - set(entries) if is_library else set()
-        queue = [f for f in first if f in set(self.files)] + entries
+        known = set(self.files)
+        self.silent_modules = known - set(entries) if is_library else set()
+        queue = [f for f in first if f in known] + entries
         kept = set(queue)
         chosen: dict[str, int] = {}
         total = 0
@@ -3981,15 +3966,15 @@ class _Strip(ast.NodeTransformer):
     def __init__(self, tag: str):
         self.tag = tag
 
-    def _probe(self, node: ast.AST | None) -> str:
+    def _probe(self, node: ast.AST) -> str:
+        """What is behind the tag in the name of a called print; "exec" where the runtime is loaded."""
         name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if name == "exec" and self.tag in ast.unparse(node):
+            return name
         return name[len(self.tag) :] if name.startswith(self.tag) else ""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if self._probe(node.value) or self._is_loader(node.value) else self.generic_visit(node)
-
-    def _is_loader(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exec" and self.tag in ast.unparse(node)
+        return None if self._probe(node.value) else self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -3997,9 +3982,7 @@ class _Strip(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
-        if (self._probe(node.values[0]) or self._is_loader(node.values[0])) and isinstance(node.op, ast.Or) and len(node.values) == 2:
-            return node.values[1]
-        return node
+        return node.values[1] if self._probe(node.values[0]) and isinstance(node.op, ast.Or) and len(node.values) == 2 else node
 
 
 def _positions(tree: ast.AST) -> list[tuple[str, int, int]]:
@@ -4048,18 +4031,17 @@ def loader_edits(source: Source, body: list[ast.stmt], code: str) -> list[Edit]:
     if prologue:
         return [Edit(prologue[-1].end_lineno, prologue[-1].end_col_offset, 0, "; " + code)]
     lines, classes, first_free = source.lines(), {n.name for n in body if isinstance(n, ast.ClassDef)}, 1
-    for node in body:
-        start = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
+    for node in body + [None]:
+        start = min(n.lineno for n in [node] + getattr(node, "decorator_list", [])) if node else len(lines) + 1
         place = next((n for n in range(first_free, start) if _is_free(lines, n)), None)
         if place is not None:
             return [Edit(place, 0, 0, code + "  ")]
-        if not isinstance(node, FunctionNode + (ast.ClassDef,)):
+        if node and not isinstance(node, FunctionNode + (ast.ClassDef,)):
             return _front_edits([node], code, 2)
-        if not _calls_nothing(node, classes):
-            return []
+        if node is None or not _calls_nothing(node, classes):
+            break
         first_free = node.end_lineno + 1
-    place = next((n for n in range(first_free, len(lines) + 1) if _is_free(lines, n)), None)
-    return [Edit(place, 0, 0, code + "  ")] if place is not None else []
+    return []
 
 
 def _is_free(lines: list[str], number: int) -> bool:
@@ -4092,10 +4074,7 @@ def inject_source(source: Source, funcs: list[Func], sites: list[Site], tag: str
     """
     if not sites:
         return None, [], ""
-    try:
-        if source.encode(source.text) != source.data:
-            return None, [], f"{source.encoding} 编码不能逐字节写回"
-    except UnicodeError:
+    if not source.is_lossless():
         return None, [], f"{source.encoding} 编码不能逐字节写回"
     code = f"exec({LOADER.format(tag=tag, relative=ascii(relative), absolute=ascii(absolute))!r})"
     header = loader_edits(source, funcs[0].node.body, code)
@@ -4142,7 +4121,7 @@ class ProbeRuntime:
         self.frames, self.pending, self.counts, self.known = {}, {}, {}, {}
         self.memories, self.memory = {}, []
         self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
-        self.local, self.errors, self.skipped = threading.local(), {}, 0
+        self.local, self.errors = threading.local(), set()
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
         self.marker = self.optimizer = self.rank = self.library = self.base = self.shields = None
         self.is_off = self.is_idle = self.has_hook = False
@@ -4180,10 +4159,7 @@ class ProbeRuntime:
             self.emit("u", 0, 0, 0, [])  # says whose the prints were that came before the rank was known
             return False
         count = self.counts[kind, site] = self.counts.get((kind, site), 0) + 1
-        if count > self.settings["per_site"]:
-            self.skipped += 1
-            return False
-        return True
+        return count <= self.settings["per_site"]
 
     def current_rank(self):
         """Global rank of this process, None while unknown; a launcher's variables are only believed until torch knows."""
@@ -4255,7 +4231,7 @@ class ProbeRuntime:
         """Say each kind of failure once."""
         text = type(error).__name__ + ": " + str(error)[:160]
         if text not in self.errors and len(self.errors) < 20:
-            self.errors[text] = 1
+            self.errors.add(text)
             try:
                 self.emit("x", 0, 0, 0, [("error", text)])
             except Exception:
@@ -4987,14 +4963,15 @@ class ProbeRuntime:
             for start in range(0, size, limit):
                 yield start, base.narrow(flat, 0, start, min(limit, size - start))
             return
-        rows, inner = base.size(item, 0), size // base.size(item, 0)
-        step = limit // inner
-        if step == 0:
-            for row in range(rows):
+        rows = base.size(item, 0)
+        inner = size // rows
+        step = max(1, limit // inner)
+        for row in range(0, rows, step):
+            if inner > limit:
                 for start, piece in self.pieces(base.select(item, 0, row), limit):
                     yield row * inner + start, piece
-        for row in range(0, rows if step else 0, step or 1):
-            yield row * inner, base.reshape(base.narrow(item, 0, row, min(step, rows - row)), (-1,))
+            else:
+                yield row * inner, base.reshape(base.narrow(item, 0, row, min(step, rows - row)), (-1,))
 
     def statistics(self, torch, item, wide, is_exact):
         """Statistics of a tensor's numbers, and how many are not finite."""
