@@ -4116,7 +4116,7 @@ class ProbeRuntime:
     """
 
     def __init__(self, settings, sites):
-        self.settings, self.sites = settings, sites
+        self.settings, self.sites, self.pid = settings, sites, os.getpid()
         self.numbers, self.invocations = itertools.count(1), itertools.count(1)
         self.frames, self.pending, self.counts, self.known = {}, {}, {}, {}
         self.memories, self.memory = {}, []
@@ -4359,15 +4359,21 @@ class ProbeRuntime:
 
     def function_summary(self, item):
         """A function chosen at run time; of a `functools.partial` its plain keywords too."""
-        if type(item).__module__ == "functools" and type(item).__name__ == "partial":
-            plain = sorted((k, v) for k, v in item.keywords.items() if type(v) in (bool, int, float, str))
-            return ["F", "%s %s" % (getattr(item.func, "__name__", "?"), plain)]
-        return ["F", item.__name__] if type(item) in (types.FunctionType, types.BuiltinFunctionType) else None
+        if type(item) is functools.partial:
+            plain = sorted((k, v) for k, v in item.keywords.items() if self.is_exactly(v, bool, int, float, str))
+            inner = self.function_summary(item.func)
+            return ["F", "%s %s" % (inner[1] if inner else "?", plain)]
+        return ["F", item.__name__] if self.is_exactly(item, types.FunctionType, types.BuiltinFunctionType) else None
 
     def identity(self, item):
-        """What finds an object again without keeping it alive: a weak reference to a tensor or module, else its address."""
+        """What finds an object again without keeping it alive: a weak reference to a tensor or module, else its address.
+
+        torch refuses to swap a weight for a converted one as long as there is any reference to it, be it weak.
+        """
         torch = self.torch()
-        is_weak = torch is not None and issubclass(type(item), (self.base, torch.nn.Module))
+        is_tensor = torch is not None and issubclass(type(item), self.base)
+        is_swapped = is_tensor and (self.is_wrapped(torch, item) or (self.of_tensor(item, "requires_grad") and self.of_tensor(item, "is_leaf")))
+        is_weak = (is_tensor and not is_swapped) or (torch is not None and issubclass(type(item), torch.nn.Module))
         return weakref.ref(item) if is_weak else id(item)
 
     def is_same(self, item, identity):
@@ -4378,7 +4384,7 @@ class ProbeRuntime:
         """Whether an object is the one that was read, or has a weight in common with the module that was."""
         if self.is_same(item, identity):
             return True
-        if type(identity) is int or identity() is None:
+        if type(identity) is not int and identity() is None:
             return False
         own = self.signature(item)
         return bool(own and signature and {found[0] for found in own[1:]} & {found[0] for found in signature[1:]})
@@ -4415,8 +4421,12 @@ class ProbeRuntime:
     def own(self, item):
         """The dictionary of an object's own attributes, read past `__getattr__`, `__getattribute__` and properties."""
         found = self.in_class(type(item), "__dict__")
-        own = found.__get__(item) if type(found) in (types.GetSetDescriptorType, types.MemberDescriptorType) else None
+        own = found.__get__(item) if self.is_exactly(found, types.GetSetDescriptorType, types.MemberDescriptorType) else None
         return own if issubclass(type(own), dict) else {}
+
+    def is_exactly(self, item, *kinds):
+        """Whether an object's class is one of `kinds`; `in` would ask a metaclass of the user's."""
+        return any(type(item) is kind for kind in kinds)
 
     def of_tensor(self, item, name):
         """An attribute of a tensor, read past subclasses."""
@@ -4453,10 +4463,8 @@ class ProbeRuntime:
 
     def element(self, item, key):
         """An element of a plain container."""
+        item = self.unwrapped(item)
         kind = type(item)
-        if issubclass(kind, collections.UserDict):
-            item = self.own(item).get("data")
-            kind = type(item)
         if issubclass(kind, dict):
             return dict.__getitem__(item, key) if dict.__contains__(item, key) else self
         if type(key) is not int:
@@ -4469,6 +4477,11 @@ class ProbeRuntime:
             return self.base.__getitem__(item, key) if self.base.dim(item) and -self.base.size(item, 0) <= key < self.base.size(item, 0) else self
         is_array = kind is getattr(numpy, "ndarray", None) and item.ndim and -len(item) <= key < len(item)
         return item[key] if is_array else self
+
+    def unwrapped(self, item):
+        """The dictionary in a `UserDict`, anything else as it is; the abstract class would ask the object's class in turn."""
+        is_user_dict = any(base is collections.UserDict for base in self.mro(type(item)))
+        return self.own(item).get("data") if is_user_dict else item
 
     def invocation_of(self, frame):
         """(number of this call of the function, number of the nearest instrumented caller's call or 0)."""
@@ -4632,7 +4645,7 @@ class ProbeRuntime:
         return found
 
     def tensors_of(self, module, prefix, limit, is_deep):
-        """[(name, tensor, is parameter)] of a module's parameters and buffers, non-persistent ones too."""
+        """[(name, tensor, module that holds it)] of a module's parameters and buffers, non-persistent ones too."""
         found, stack, seen = [], collections.deque([(prefix, module)]), set()
         while stack and len(found) < limit:
             name, item = stack.popleft()
@@ -4640,7 +4653,7 @@ class ProbeRuntime:
                 continue
             seen.add(id(item))
             for store in ("_parameters", "_buffers"):
-                found.extend(("%s.%s" % (name, key), t, store == "_parameters") for key, t in self.inside(item, store))
+                found.extend(("%s.%s" % (name, key), t, item) for key, t in self.inside(item, store))
             if is_deep:
                 stack.extend(("%s.%s" % (name, key), m) for key, m in self.inside(item, "_modules"))
         return found[:limit]
@@ -4670,6 +4683,7 @@ class ProbeRuntime:
             if not is_compiling():
                 self.quietly(self.gradient_event, gradient, name, number, site, invocation, parent)
 
+        show.__torch_unserializable__ = True  # else saving the tensor warns of the hook
         torch.Tensor.register_hook(item, show)
 
     def gradient_event(self, gradient, name, number, site, invocation, parent):
@@ -4716,7 +4730,7 @@ class ProbeRuntime:
             return item
         if issubclass(kind, int):
             number = int.__index__(item)
-            return number if abs(number) < 1 << 60 else ["i", str(number)[:80]]
+            return number if abs(number) < 1 << 60 else ["i", hex(number)[:80], number.bit_length()]  # str refuses more than 4300 digits
         if issubclass(kind, float):
             return ["f", repr(float.__float__(item))]
         if issubclass(kind, complex):
@@ -4793,15 +4807,16 @@ class ProbeRuntime:
 
     def container_summary(self, item, depth):
         """Lists, tuples, sets and dictionaries, by the methods of the builtin classes; else `object_summary`."""
-        if issubclass(type(item), collections.UserDict):
-            item = self.own(item).get("data")
+        item = self.unwrapped(item)
         kind = type(item)
         for sequence in (list, tuple, collections.deque):
             if issubclass(kind, sequence):
                 size = sequence.__len__(item)
                 if size > 16:
-                    numbers = list(itertools.islice(sequence.__iter__(item), 0, None, size // 65536 + 1))
-                    if all(type(v) in (int, float, bool) for v in numbers):
+                    step = size // (1024 if depth else 16384) + 1
+                    islice = itertools.islice(sequence.__iter__(item), 0, None, step)
+                    numbers = list(islice if sequence is collections.deque else sequence.__getitem__(item, slice(None, None, step)))
+                    if all(self.is_exactly(v, int, float, bool) for v in numbers):
                         return self.numbers_summary(numbers, size)
                 shown = [self.summary(v, depth + 1) for v in itertools.islice(sequence.__iter__(item), 16)] if depth < 3 else None
                 return ["l", size, shown and shown + [["s", text] for text in self.rest_of(sequence.__iter__(item), size, 16)]]
@@ -4825,11 +4840,13 @@ class ProbeRuntime:
     def key_text(self, key):
         """A key or an element of a set as text; of an object, whose own text might be anything, its class."""
         kind = type(key)
-        if kind in (tuple, frozenset):
+        if kind is tuple:
             return "(%s)" % ",".join(self.key_text(part) for part in itertools.islice(key, 8))[:40]
-        if kind in (int, float, bool, bytes, complex, type(None)) or issubclass(kind, str):
-            return str.__str__(key)[:40] if issubclass(kind, str) else repr(key)[:40]
-        return self.name_of(kind)[:40]
+        if kind is frozenset:  # its order changes from process to process
+            return "(%s)" % ",".join(sorted(self.key_text(part) for part in itertools.islice(key, 256)))[:40]
+        if issubclass(kind, str):
+            return str.__str__(key)[:40]
+        return repr(key)[:40] if self.is_exactly(key, int, float, bool, bytes, complex, type(None)) else self.name_of(kind)[:40]
 
     def object_summary(self, item, depth):
         """Optimizers, and objects with plain attributes."""
@@ -4840,7 +4857,7 @@ class ProbeRuntime:
         groups = dict.get(own, "param_groups")
         if type(groups) is list and all(type(g) is dict for g in groups):
             plain = [[[k, self.summary(v, depth + 1)] for k, v in sorted(g.items(), key=lambda pair: str(pair[0])) if k != "params"]
-                     + [["params", len(g["params"]) if type(g.get("params")) in (list, tuple) else 0]] for g in groups[:8]]
+                     + [["params", len(g["params"]) if self.is_exactly(g.get("params"), list, tuple) else 0]] for g in groups[:8]]
             return ["P", self.name_of(kind), plain]
         shown = [[k, self.summary(v, depth + 1)] for k, v in pairs if self.is_plain(v)][:80]
         return ["o", self.name_of(kind), [pair for pair in shown if len(json.dumps(pair[1])) < 400][:60]] if shown else None
@@ -4868,35 +4885,35 @@ class ProbeRuntime:
         if self.settings["tag"] + "_i" in self.own(home) or depth:
             return ["M", self.name_of(kind), bool(own.get("training"))] + self.weights_digest(module)
         tensors = self.tensors_of(module, "", 8, True)
-        plain = [[k, v] for k, v in sorted(own.items()) if k != "training" and k[0] != "_" and type(v) in (bool, int, float, str)]
+        plain = [[k, v] for k, v in sorted(own.items()) if k != "training" and k[0] != "_" and self.is_exactly(v, bool, int, float, str)]
         return self.shared(["w", self.name_of(kind), [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
 
     def weights_digest(self, module):
         """[number, norm, weighted norm of all weights and buffers, checksum of the settings of torch's own layers]."""
         torch, norm, weighted, settings = self.torch(), 0.0, 0.0, 0
         tensors = self.tensors_of(module, "", 2000, True)
-        for index, (_, tensor, _) in enumerate(tensors):
-            one, two = self.tensor_digest(torch, tensor)
+        for index, (_, tensor, owner) in enumerate(tensors):
+            one, two = self.tensor_digest(torch, tensor, owner)
             norm += one
             weighted += two * (1.0 + index * 0.7548776662466927 % 1)
         for inner in self.submodules(module):
             if type.__dict__["__module__"].__get__(type(inner)).startswith("torch."):
-                plain = sorted((k, v) for k, v in self.own(inner).items() if k[0] != "_" and k != "training" and type(v) in (bool, int, float))
+                plain = sorted((k, v) for k, v in self.own(inner).items() if k[0] != "_" and k != "training" and self.is_exactly(v, bool, int, float))
                 settings = zlib.crc32(repr(plain).encode(), settings)
         return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), settings]
 
-    def tensor_digest(self, torch, tensor):
-        """(norm, weighted sum) of a weight, computed once as long as it is not written."""
+    def tensor_digest(self, torch, tensor, owner):
+        """(norm, weighted sum) of a weight, computed once as long as its module is there and it is not written."""
         place = self.base.data_ptr(tensor) if self.numbers_of(torch, tensor) is not None else 0
         state = (self.of_tensor(tensor, "_version") if place else 0, place)
         found = self.digests.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != state:
+        if found is None or found[0]() is not owner or found[1] != state:
             if len(self.digests) > 5000:
                 self.digests.clear()
             stats = self.summary(tensor, 1)[3:4]
             self.memory = []  # a digest is not always made anew
             digest = (float(stats[0][1 if len(stats[0]) > 4 else 0]), float(stats[0][-1])) if stats and stats[0] else (0.0, 0.0)
-            found = self.digests[id(tensor)] = (weakref.ref(tensor), state, digest)
+            found = self.digests[id(tensor)] = (weakref.ref(owner), state, digest)
         return found[2]
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
@@ -4915,9 +4932,11 @@ class ProbeRuntime:
         given back (a sharded weight between uses) must not be touched.
         """
         if self.is_wrapped(torch, tensor):
-            local = self.attribute(tensor, "_local_tensor")
-            return self.numbers_of(torch, local) if local is not self and type(local) is torch.Tensor else None
+            inner = [self.attribute(tensor, name) for name in ("_local_tensor", "_values")]  # of a sharded, of a ragged one
+            return next((self.numbers_of(torch, found) for found in inner if type(found) is torch.Tensor), None)
         base = self.base
+        if hasattr(base, "is_nested") and self.of_tensor(tensor, "is_nested"):
+            return None
         item = base.detach(tensor)
         if item.layout == torch.sparse_coo:
             item = base._values(item)
@@ -4934,7 +4953,9 @@ class ProbeRuntime:
         What is beyond 1e30 counts as infinite: a mask filled with -inf or with the dtype's minimum does the same.
         """
         dtype = str(self.of_tensor(tensor, "dtype")).replace("torch.", "")
-        head = ["T", dtype, [int(size) for size in self.of_tensor(tensor, "shape")]]
+        is_nested = hasattr(self.base, "is_nested") and self.of_tensor(tensor, "is_nested")
+        sizes = [self.base.size(tensor, 0)] if is_nested else self.of_tensor(tensor, "shape")
+        head = ["T", dtype, [size if type(size) is int else -1 for size in sizes]]  # -1: known to a tracer only
         needs_gradient = bool(self.of_tensor(tensor, "requires_grad"))
         item = self.numbers_of(torch, tensor)
         if item is None:
@@ -4947,7 +4968,11 @@ class ProbeRuntime:
             item = torch._C._VariableFunctions.view_as_real(resolved)
         if hasattr(self.base, "resolve_neg"):
             item = self.base.resolve_neg(item)
-        if self.base.numel(item) <= 1 << 22:
+        if dtype.startswith(("float4", "bits")):  # no operator knows them; their bytes tell as much
+            item = self.base.view(item, torch.uint8)
+        elif dtype in ("uint16", "uint32", "uint64"):  # few operators know them
+            item = self.base.to(item, torch.int64)
+        if self.base.numel(item) <= self.limit:
             item = self.base.contiguous(item)
         is_exact = not self.base.is_floating_point(item)
         wide = torch.int64 if is_exact else torch.float32 if item.device.type in ("npu", "mps") else torch.float64
@@ -4955,7 +4980,12 @@ class ProbeRuntime:
         samples = self.samples(torch, item, wide)
         return head + [stats, [v if is_exact else self.plain(v) for v in samples], needs_gradient, specials]
 
-    def pieces(self, item, limit=1 << 22):
+    @property
+    def limit(self):
+        """How many numbers are looked at together; in a forked process so few that torch does not ask for its lost threads."""
+        return 1 << 22 if os.getpid() == self.pid else 1 << 14
+
+    def pieces(self, item, limit):
         """(position, flat piece) in logical order, so that a full device does not run out of memory: only pieces are copied."""
         base, size = self.base, self.base.numel(item)
         if base.is_contiguous(item) or size <= limit:
@@ -4979,17 +5009,16 @@ class ProbeRuntime:
         total = squares = weighted = 0
         low = high = None
         specials = [0, 0, 0]
-        for start, piece in self.pieces(item):
+        for start, piece in self.pieces(item, self.limit):
             part = base.to(piece, wide)
-            weight = self.weight(torch, start, part.shape[0], wide, part.device)
-            row = self.row(torch, part, weight, is_exact)
+            row = self.row(torch, part, start, is_exact)
             if not is_exact and not all(abs(v) < 1e30 for v in (row[0], row[2], row[3])):
                 nan = base.isnan(part) if hasattr(base, "isnan") else base.ne(part, part)
                 infinite = base.ge(base.abs(part), 1e30)
                 positive = base.gt(part, 0)
                 counts = [nan, base.logical_and(infinite, positive), base.logical_and(infinite, base.logical_not(positive))]
                 specials = [a + base.item(base.sum(m)) for a, m in zip(specials, counts)]
-                row = self.row(torch, base.masked_fill(part, base.logical_or(nan, infinite), 0.0), weight, is_exact)
+                row = self.row(torch, base.masked_fill(part, base.logical_or(nan, infinite), 0.0), start, is_exact)
             total, squares, weighted = total + row[0], squares + row[1], weighted + row[4]
             low, high = row[2] if low is None else min(low, row[2]), row[3] if high is None else max(high, row[3])
         if is_exact:
@@ -5018,31 +5047,49 @@ class ProbeRuntime:
         """A float that strict JSON can hold."""
         return float("%.12g" % value) if abs(value) < 1e30 else "nan" if value != value else "inf" if value > 0 else "-inf"
 
-    def row(self, torch, part, weight, is_exact):
+    def row(self, torch, part, start, is_exact):
         """[sum, sum of squares, minimum, maximum, weighted sum] of a piece, fetched from the device at once."""
         base = self.base
         squares = base.sum(part) if is_exact else base.sum(base.mul(part, part))
-        parts = [base.sum(part), squares, base.min(part), base.max(part), base.sum(base.mul(part, weight))]
+        parts = [base.sum(part), squares, base.min(part), base.max(part), self.weighted_sum(torch, part, start, is_exact)]
         return base.tolist(torch._C._VariableFunctions.stack(parts))
 
-    def weight(self, torch, start, size, wide, device):
-        """Weights by position, so that a permutation shows; exact in float32, so that all devices agree on them."""
-        key = (start, size, wide, str(device))
-        if key in self.weights:
-            return self.weights[key]
-        base, functions = self.base, torch._C._VariableFunctions
-        flow = torch.float32 if device.type in ("npu", "mps") else torch.float64
-        place = base.add(functions.arange(size, dtype=flow, device=device), start % 4096)
-        row = base.floor(base.mul(place, 1.0 / 4096))
-        fine = base.remainder(base.mul(base.sub(place, base.mul(row, 4096)), 997), 4093)
-        coarse = base.remainder(base.mul(base.add(row, start // 4096 % 4093), 37), 4093)
-        if wide == torch.int64:
-            weight = base.to(base.add(base.add(fine, coarse), 1), wide)
-        else:
-            weight = base.to(base.sub(base.mul(base.add(base.mul(coarse, 0.25), fine), 1.0 / 4093), 0.625), wide)
-        if size <= 16384 and len(self.weights) < 256:
-            self.weights[key] = weight
-        return weight
+    def weighted_sum(self, torch, part, start, is_exact):
+        """Sum weighted by position, so that a permutation shows.
+
+        A number's weight depends on its column in rows of 4096, plus a share that depends on the row alone: so a large piece
+        needs no weights of its own size.
+        """
+        base, size = self.base, part.shape[0]
+        column = self.column_weights(torch, part, is_exact)
+        head = min(-start % 4096, size)
+        tail = (size - head) % 4096
+        sums, totals = [], []
+        for first, length in ((0, head), (head, size - head - tail), (size - tail, tail)):
+            if length:
+                width = min(length, 4096)
+                rows = base.reshape(base.narrow(part, 0, first, length), (-1, width))
+                totals.append(base.sum(base.mul(rows, base.narrow(column, 0, (start + first) % 4096, width))))
+                sums.append(base.sum(rows, 1))
+        if start + size <= 4096:  # the share of the first row is 0
+            return totals[0]
+        sums, totals = torch._C._VariableFunctions.cat(sums), torch._C._VariableFunctions.stack(totals)
+        shares = self.scrambled(torch, start // 4096, sums.shape[0], 37, sums)
+        return base.add(base.sum(totals), base.sum(base.mul(sums, shares if is_exact else base.mul(shares, 0.25 / 4093))))
+
+    def column_weights(self, torch, like, is_exact):
+        """Weights of the numbers in the first row."""
+        key = (like.dtype, str(like.device))
+        if key not in self.weights:
+            fine = self.scrambled(torch, 0, 4096, 997, like)
+            self.weights[key] = self.base.add(fine, 1) if is_exact else self.base.sub(self.base.mul(fine, 1.0 / 4093), 0.625)
+        return self.weights[key]
+
+    def scrambled(self, torch, first, size, factor, like):
+        """`factor` times the numbers from `first` on, modulo 4093, in another tensor's class and place; exact in float32."""
+        base = self.base
+        place = base.add(torch._C._VariableFunctions.arange(size, dtype=torch.float32, device=like.device), first % 4093)
+        return base.to(base.remainder(base.mul(place, factor), 4093), like.dtype)
 
     def array_summary(self, numpy, array, is_mapped=False):
         """The same as `tensor_summary` for a numpy array; of a file only a few places are read."""
@@ -5082,7 +5129,7 @@ class ProbeRuntime:
         return [float("%.15g" % v) for v in (total, squares**0.5, min(low), max(high), weighted)], specials if any(specials) else []
 
     def array_weight(self, numpy, start, size, is_exact):
-        """`weight` for numpy."""
+        """The weights of `weighted_sum` for numpy."""
         place = numpy.arange(start, start + size)
         fine, coarse = place % 4096 * 997 % 4093, place // 4096 % 4093 * 37 % 4093
         return fine + coarse + 1 if is_exact else (coarse * 0.25 + fine) / 4093.0 - 0.625
@@ -5127,7 +5174,7 @@ def make_probes(runtime):
     return printer("i"), printer("o"), printer("t"), entry, header, passer("r"), passer("y")
 
 
-RUNTIME_HEAD = "import collections, contextlib, io, itertools, json, os, random, sys, threading, types, weakref, zlib\n\n\n"
+RUNTIME_HEAD = "import collections, contextlib, functools, io, itertools, json, os, random, sys, threading, types, weakref, zlib\n\n\n"
 RUNTIME_TAIL = """
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sites.json"), encoding="utf-8") as table:
     table = json.load(table)

@@ -34,6 +34,13 @@ def equip(folder: Path, text, tag=TAG, name="m.py", **settings):
     return {site.id: site for site in kept}
 
 
+def new_runtime(**settings):
+    """A runtime of the shipped text, without sites."""
+    names = {}
+    exec(pc.runtime_source().replace(pc.RUNTIME_TAIL, ""), names)
+    return names["ProbeRuntime"]({**SETTINGS, "tag": TAG, **settings}, {})
+
+
 @dataclass
 class Printed:
     """What a run of injected code left: the names of its module, its output and the records in it."""
