@@ -5205,6 +5205,7 @@ class Journal:
     """
 
     FOLDER = ".precision_comparer_"
+    is_own = True  # whether this process made it
     LITTER = re.compile(r"/\.precision_comparer_(pc[0-9a-f]{6}(/|$)|[0-9a-f]{8}\.tmp$)")  # nothing else is ever removed
     last_second = 0
 
@@ -5212,6 +5213,7 @@ class Journal:
         self.host, self.root, self.tag = host, root, tag
         self.folder = os.path.join(root, self.FOLDER + tag.lstrip("_"))
         self.entries: list[dict[str, Any]] = []
+        self.injected = b""  # all new contents, one behind the other: they tell what a write in place left when it was cut off
 
     @property
     def runtime(self) -> str:
@@ -5219,9 +5221,12 @@ class Journal:
         return os.path.join(self.folder, "runtime.py")
 
     def begin(self) -> None:
-        """Claim the code folder."""
+        """Claim the code folder; raises `ConfigError` when another run has claimed it since this one began."""
         self.host.makedirs(os.path.join(self.folder, "originals"))
         self.save()
+        for other in self.leftovers(self.host, self.root):
+            if not other.is_own:
+                other.restore()
 
     def is_in(self, host: Host, root: str) -> bool:
         """Whether this journal's code folder is the one that another host knows as `root`."""
@@ -5243,7 +5248,9 @@ class Journal:
             raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
         number = len(self.entries)
         self.host.write(self._original(number), before)
-        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns, "number": number})
+        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns,
+                             "number": number, "injected": [len(self.injected), len(after)]})
+        self.injected += after
 
     def _original(self, number: int) -> str:
         return os.path.join(self.folder, "originals", str(number))
@@ -5251,24 +5258,35 @@ class Journal:
     def save(self) -> None:
         """Write the journal; only after that may files be changed."""
         owner = {"pid": os.getpid(), "machine": os.uname().nodename, "started": process_start(os.getpid())}
+        self.host.write(os.path.join(self.folder, "injected"), self.injected)
         self.host.write(os.path.join(self.folder, "journal.json"), json.dumps({"owner": owner, "entries": self.entries}, ensure_ascii=False, indent=1).encode())
 
     def apply(self, contents: dict[str, bytes]) -> dict[str, str]:
-        """Write the injected files; returns the digests of those left alone because they were no longer what was read.
+        """Write the injected files; returns the digest of each as it is now, be it another's doing.
 
-        All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.
+        All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.  A file that cannot
+        be written is left out with a warning; raises `HostError` when none can.
         """
         Journal.last_second = second = max(int(time.time()), Journal.last_second + 1)
-        strange = {}
+        found, errors = {}, []
         for entry in [e for e in self.entries if e["file"] in contents]:
-            now = self.digest(entry["file"])
-            if now == entry["before"]:
-                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
-                self.host.write(self.path(entry), contents[entry["file"]], entry["mode"], entry_second * 10**9)
-            else:
-                strange[entry["file"]] = now
+            file = entry["file"]
+            found[file] = self.digest(file)
+            if found[file] != entry["before"]:
                 self.entries.remove(entry)
-        return strange
+                continue
+            try:
+                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
+                self.host.write(self.path(entry), contents[file], entry["mode"], entry_second * 10**9)
+                found[file] = entry["after"]
+            except HostError as error:
+                errors.append(error)
+                del found[file]
+        if errors and not found:
+            raise errors[0]
+        for error in errors:
+            terminal.warn(f"{error}, 没有在其中插入打印")
+        return found
 
     def equip(self, table: dict[str, Any]) -> None:
         """Write what the prints need to run."""
@@ -5303,12 +5321,18 @@ class Journal:
         if info is None:
             return [f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}"]
         now = self.digest(entry["file"])
-        if now not in (entry["before"], entry["after"]):
+        if now not in (entry["before"], entry["after"]) and not self._is_half_written(entry):
             return [f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}"]
         if (now, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
             self.host.write(path, self._before(entry), entry["mode"], entry["mtime_ns"])
         self._forget_bytecode(path)
         return []
+
+    def _is_half_written(self, entry: dict[str, Any]) -> bool:
+        """Whether a write in place was cut off: the file has the head of one version and the rest of the other."""
+        now, before, (start, size) = self.host.read(self.path(entry)), self._before(entry), entry["injected"]
+        after = self.host.read(os.path.join(self.folder, "injected"), start, size)
+        return any(now == new[: (n := len(os.path.commonprefix([now, new])))] + old[n:] for new, old in ((after, before), (before, after)))
 
     def _before(self, entry: dict[str, Any]) -> bytes:
         data = self.host.read(self._original(entry["number"]))
@@ -5366,8 +5390,9 @@ class Journal:
             owner, journal.entries = content["owner"], content["entries"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder} 里的 journal.json 已损坏, 不能自动还原代码", f"插入打印前的内容保存在 {folder}/originals, 请手动还原后删除这个文件夹") from error
-        is_ours = owner["machine"] == os.uname().nodename and owner["pid"] != os.getpid()
-        if is_ours and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
+        is_here = owner["machine"] == os.uname().nodename
+        journal.is_own = is_here and owner["pid"] == os.getpid()
+        if is_here and not journal.is_own and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
             raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {journal.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
         return journal
 
@@ -5450,10 +5475,10 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
         else:
             _adopt_sites(injection, file, now, planned[file], done)
     journal.save()
-    strange = journal.apply(contents)
-    done.update({digest_of(data): planned[file] for file, data in contents.items() if file not in strange})
-    for file in contents:
-        _adopt_sites(injection, file, strange.get(file, digest_of(contents[file])), planned[file], done)
+    found = journal.apply(contents)
+    done.update({now: planned[file] for file, now in found.items() if now == digest_of(contents[file])})
+    for file, now in found.items():
+        _adopt_sites(injection, file, now, planned[file], done)
     return injection
 
 
