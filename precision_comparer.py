@@ -5184,6 +5184,7 @@ probes = make_probes(runtime)
 """
 
 
+@functools.cache
 def runtime_source() -> str:
     """The text of the module that the injected files load."""
     return RUNTIME_HEAD + "\n\n".join(inspect.getsource(part) for part in (is_compiling, ProbeRuntime, make_probes)) + RUNTIME_TAIL

@@ -324,7 +324,7 @@ print("training success", flush=True)
 
 def make_project(folder: Path):
     """Two trainings whose losses differ; a rerun waits."""
-    config = {"debug": {"log_keywords": {"loss": "lm loss", "grad_norm": None}, "rank": 0}}
+    config = {"debug": {"log_keywords": ["lm loss", None], "rank": 0}}
     for name, slope in (("baseline", 0.1), ("test", 0.2)):
         code = make_code(folder / name)
         (code / "main.py").write_text(TRAINER.format(slope=slope, go=str(folder / "go")))
