@@ -3213,10 +3213,15 @@ class Source:
         """Lines without their ends, split where Python splits: LF, CRLF and CR only."""
         return NEWLINE.split(self.text)
 
-
     def encode(self, text: str) -> bytes:
         """A changed text as the bytes of this file."""
         return self.bom + text.encode(self.encoding)
+
+    def is_lossless(self) -> bool:
+        """Whether the text encodes back to the same bytes; an encoding may know several for one character."""
+        with contextlib.suppress(UnicodeError):
+            return self.encode(self.text) == self.data
+        return False
 
 
 def decode_source(data: bytes) -> Source:
@@ -3243,7 +3248,6 @@ class ValuePath:
 
     def __str__(self) -> str:
         return self.root + "".join(f".{key}" if kind == "." else f"[{key!r}]" for kind, key in self.steps)
-
 
 
 @dataclass
@@ -3561,28 +3565,21 @@ def chain_of(node: ast.AST) -> ValuePath | None:
 def _chain_paths(node: ast.AST, certain: bool) -> Iterator[tuple[ValuePath, bool]]:
     is_store = isinstance(node.ctx, (ast.Store, ast.Del))
     path = chain_of(node)
-    if path is not None:
-        if isinstance(node, ast.Name) and is_store:
-            return
-        if is_store:  # `x[0] = v`, `self.a = v`: the object written into is read
-            path = ValuePath(path.root, path.steps[:-1])
-            if not path.steps and not isinstance(node, ast.Subscript):
-                return
+    if path is None:
+        yield from value_paths(node.value, certain)
+        if isinstance(node, ast.Subscript):
+            yield from value_paths(node.slice, certain)
+    elif not is_store:
         yield path, certain
-        return
-    yield from value_paths(node.value, certain)
-    if isinstance(node, ast.Subscript):
-        yield from value_paths(node.slice, certain)
+    elif len(path.steps) > 1 or isinstance(node, ast.Subscript):  # `x[0] = v`, `self.a.b = v`: the object written into is read
+        yield ValuePath(path.root, path.steps[:-1]), certain
 
 
 def _callee_paths(func: ast.expr, certain: bool) -> Iterator[tuple[ValuePath, bool]]:
     """A called module's own weights are inputs (`self.norm(x)`), and so is the object of a method (`x.view(-1)`)."""
     path = chain_of(func)
     if path is None:
-        if isinstance(func, ast.Attribute):
-            yield from value_paths(func.value, certain)
-        else:
-            yield from value_paths(func, certain)
+        yield from value_paths(func.value if isinstance(func, ast.Attribute) else func, certain)
         return
     yield path, certain
     if path.steps and (len(path.steps) > 1 or path.root not in ("self", "cls")):
@@ -3659,12 +3656,7 @@ def _without_body(node: ast.stmt) -> ast.stmt:
     if not isinstance(node, HeaderNode):
         return node
     bare = copy.copy(node)
-    if isinstance(node, ast.Match):
-        bare.cases = []
-    else:
-        bare.body = [ast.Pass()]
-        if hasattr(bare, "orelse"):
-            bare.orelse = []
+    bare.cases, bare.body, bare.orelse = [], [ast.Pass()], []
     return bare
 
 
@@ -3673,9 +3665,7 @@ def _header_text(node: ast.stmt) -> str:
 
 
 def _shape_text(func: Func, node: ast.stmt) -> str:
-    if func.is_module:
-        return _header_text(node)
-    return ast.unparse(_Anonymous(func).visit(copy.deepcopy(_without_body(node)))).split(":\n    pass")[0]
+    return _header_text(_Anonymous(func).visit(copy.deepcopy(_without_body(node))))
 
 
 BACKWARD_CALL = re.compile(r"\.backward\(|autograd\.grad\(|\bgrad\(")
@@ -3687,19 +3677,16 @@ RANDOM_CALL = re.compile(r"\b(rand\w*|normal_?|uniform_?|bernoulli_?|dropout|shu
 
 
 def _roles(node: ast.stmt, text: str) -> frozenset[str]:
-    roles = {"effect"} if isinstance(node, ast.Expr) else set()
-    if BACKWARD_CALL.search(text) and not text.startswith("def "):
-        roles.add("backward")
     update = UPDATE_CALL.search(text)
-    if update and not NOT_AN_OPTIMIZER.search(update.group("owner")):
-        roles.add("update")
-    if not isinstance(node, HeaderNode) and GRADIENT_CALL.search(text):
-        roles.add("grads")
-    if COLLECTIVE_CALL.search(text):
-        roles.add("collective")
-    if RANDOM_CALL.search(text):
-        roles.add("random")
-    return frozenset(roles)
+    roles = {
+        "effect": isinstance(node, ast.Expr),
+        "backward": BACKWARD_CALL.search(text),
+        "update": update and not NOT_AN_OPTIMIZER.search(update.group("owner")),
+        "grads": not isinstance(node, HeaderNode) and GRADIENT_CALL.search(text),
+        "collective": COLLECTIVE_CALL.search(text),
+        "random": RANDOM_CALL.search(text),
+    }
+    return frozenset(role for role, fits in roles.items() if fits)
 
 
 LIBRARY_FILES = 300  # a tree with more files holds a whole library
@@ -3718,9 +3705,9 @@ class CodeTree:
         self.funcs: dict[str, list[Func]] = {}
         self.broken: dict[str, str] = {}
         self.silent_modules: set[str] = set()  # files whose module level is not printed
-        self._by_name: dict[str, list[str]] = {}
+        self._by_name: dict[str, list[str]] = collections.defaultdict(list)  # a package goes by the name of its folder
         for file in self.files:
-            self._by_name.setdefault(os.path.basename(os.path.dirname(file)) if file.endswith("__init__.py") else os.path.basename(file)[:-3], []).append(file)
+            self._by_name[os.path.basename(file.removesuffix("/__init__.py")).removesuffix(".py")].append(file)
 
     def load(self, file: str) -> list[Func]:
         """Functions of a file; empty, with the reason in `broken`, when it cannot be read as Python."""
@@ -3744,31 +3731,30 @@ class CodeTree:
     def imported_files(self, file: str) -> list[str]:
         """Files of this tree that `file` imports, at module level or in a function; names of a package are followed to the
         module that defines them."""
-        found: list[str] = []
-        for func in self.load(file)[:1]:
-            for node in ast.walk(func.node):
-                if isinstance(node, ast.Import):
-                    found += [self.module_file(alias.name, file) for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    base = self._absolute(node, file)
-                    found += [target for alias in node.names for target in self._import_from(base, alias.name, file)]
+        found: list[str | None] = []
+        for node in self._imports(file):
+            if isinstance(node, ast.Import):
+                found += [self.module_file(alias.name, file) for alias in node.names]
+            else:
+                base = self._absolute(node, file)
+                found += [target for alias in node.names for target in self._import_from(base, alias.name, file)]
         return [f for f in dict.fromkeys(found) if f and f != file]
+
+    def _imports(self, file: str) -> list[ast.Import | ast.ImportFrom]:
+        return [node for module in self.load(file)[:1] for node in ast.walk(module.node) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
     def _absolute(self, node: ast.ImportFrom, file: str) -> str:
         if not node.level:
             return node.module or ""
-        package = os.path.dirname(file).split("/") if os.path.dirname(file) else []
-        package = package[: len(package) - node.level + 1] if node.level > 1 else package
-        return ".".join(package + ([node.module] if node.module else []))
+        return ".".join(file.split("/")[: -node.level] + [node.module] * bool(node.module))
 
     def _import_from(self, base: str, name: str, file: str, depth: int = 0) -> list[str]:
-        inner = self.module_file(f"{base}.{name}", file) if base else self.module_file(name, file)
-        if inner:
+        if inner := self.module_file(f"{base}.{name}" if base else name, file):
             return [inner]
         target = self.module_file(base, file) if base else None
         if target is None or not target.endswith("__init__.py") or depth > 4 or name == "*":
             return [target] if target else []
-        for node in ast.walk(self.load(target)[0].node) if self.load(target) else ():
+        for node in self._imports(target):
             if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
                 return [target] + self._import_from(self._absolute(node, target), name, target, depth + 1)
         return [target] + self._defining(os.path.dirname(target), name)
@@ -3778,16 +3764,14 @@ class CodeTree:
         pattern = re.compile(rf"^(class|(async\s+)?def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*[=:]".encode(), re.M)
         inside = [f for f in self.files if f.startswith(folder + "/")]
         likely = sorted(inside, key=lambda f: (name.lower()[:4] not in f.lower(), f.count("/"), f))
-        for file in likely[:4000]:
-            if pattern.search(self._raw(file)):
-                return [file]
-        return []
+        return list(itertools.islice((file for file in likely[:4000] if pattern.search(self._raw(file))), 1))
 
     def _raw(self, file: str) -> bytes:
-        if file not in self.sources:
-            with contextlib.suppress(HostError):  # a dangling link, or no right to read
-                return self.host.read(os.path.join(self.root, file))
-        return self.sources[file].data if file in self.sources else b""
+        if file in self.sources:
+            return self.sources[file].data
+        with contextlib.suppress(HostError):  # a dangling link, or no right to read
+            return self.host.read(os.path.join(self.root, file))
+        return b""
 
     def entry_scripts(self) -> list[str]:
         """The Python files that the run script starts, by their names in it; else those with a `__main__` guard."""
@@ -3812,8 +3796,9 @@ class CodeTree:
         """
         is_library = len(self.files) > LIBRARY_FILES
         entries = self.entry_scripts()
-        self.silent_modules = set(self.files) - set(entries) if is_library else set()
-        queue = [f for f in first if f in set(self.files)] + entries
+        known = set(self.files)
+        self.silent_modules = known - set(entries) if is_library else set()
+        queue = [f for f in first if f in known] + entries
         kept = set(queue)
         chosen: dict[str, int] = {}
         total = 0
@@ -3987,15 +3972,15 @@ class _Strip(ast.NodeTransformer):
     def __init__(self, tag: str):
         self.tag = tag
 
-    def _probe(self, node: ast.AST | None) -> str:
+    def _probe(self, node: ast.AST) -> str:
+        """What is behind the tag in the name of a called print; "exec" where the runtime is loaded."""
         name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if name == "exec" and self.tag in ast.unparse(node):
+            return name
         return name[len(self.tag) :] if name.startswith(self.tag) else ""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if self._probe(node.value) or self._is_loader(node.value) else self.generic_visit(node)
-
-    def _is_loader(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exec" and self.tag in ast.unparse(node)
+        return None if self._probe(node.value) else self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -4003,9 +3988,7 @@ class _Strip(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
-        if (self._probe(node.values[0]) or self._is_loader(node.values[0])) and isinstance(node.op, ast.Or) and len(node.values) == 2:
-            return node.values[1]
-        return node
+        return node.values[1] if self._probe(node.values[0]) and isinstance(node.op, ast.Or) and len(node.values) == 2 else node
 
 
 def _positions(tree: ast.AST) -> list[tuple[str, int, int]]:
@@ -4054,18 +4037,17 @@ def loader_edits(source: Source, body: list[ast.stmt], code: str) -> list[Edit]:
     if prologue:
         return [Edit(prologue[-1].end_lineno, prologue[-1].end_col_offset, 0, "; " + code)]
     lines, classes, first_free = source.lines(), {n.name for n in body if isinstance(n, ast.ClassDef)}, 1
-    for node in body:
-        start = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
+    for node in body + [None]:
+        start = min(n.lineno for n in [node] + getattr(node, "decorator_list", [])) if node else len(lines) + 1
         place = next((n for n in range(first_free, start) if _is_free(lines, n)), None)
         if place is not None:
             return [Edit(place, 0, 0, code + "  ")]
-        if not isinstance(node, FunctionNode + (ast.ClassDef,)):
+        if node and not isinstance(node, FunctionNode + (ast.ClassDef,)):
             return _front_edits([node], code, 2)
-        if not _calls_nothing(node, classes):
-            return []
+        if node is None or not _calls_nothing(node, classes):
+            break
         first_free = node.end_lineno + 1
-    place = next((n for n in range(first_free, len(lines) + 1) if _is_free(lines, n)), None)
-    return [Edit(place, 0, 0, code + "  ")] if place is not None else []
+    return []
 
 
 def _is_free(lines: list[str], number: int) -> bool:
@@ -4098,10 +4080,7 @@ def inject_source(source: Source, funcs: list[Func], sites: list[Site], tag: str
     """
     if not sites:
         return None, [], ""
-    try:
-        if source.encode(source.text) != source.data:
-            return None, [], f"{source.encoding} 编码不能逐字节写回"
-    except UnicodeError:
+    if not source.is_lossless():
         return None, [], f"{source.encoding} 编码不能逐字节写回"
     code = f"exec({LOADER.format(tag=tag, relative=ascii(relative), absolute=ascii(absolute))!r})"
     header = loader_edits(source, funcs[0].node.body, code)
@@ -4143,12 +4122,12 @@ class ProbeRuntime:
     """
 
     def __init__(self, settings, sites):
-        self.settings, self.sites = settings, sites
+        self.settings, self.sites, self.pid = settings, sites, os.getpid()
         self.numbers, self.invocations = itertools.count(1), itertools.count(1)
         self.frames, self.pending, self.counts, self.known = {}, {}, {}, {}
         self.memories, self.memory = {}, []
         self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
-        self.local, self.errors, self.skipped = threading.local(), {}, 0
+        self.local, self.errors = threading.local(), set()
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
         self.marker = self.optimizer = self.rank = self.library = self.base = self.shields = None
         self.is_off = self.is_idle = self.has_hook = False
@@ -4186,10 +4165,7 @@ class ProbeRuntime:
             self.emit("u", 0, 0, 0, [])  # says whose the prints were that came before the rank was known
             return False
         count = self.counts[kind, site] = self.counts.get((kind, site), 0) + 1
-        if count > self.settings["per_site"]:
-            self.skipped += 1
-            return False
-        return True
+        return count <= self.settings["per_site"]
 
     def current_rank(self):
         """Global rank of this process, None while unknown; a launcher's variables are only believed until torch knows."""
@@ -4261,7 +4237,7 @@ class ProbeRuntime:
         """Say each kind of failure once."""
         text = type(error).__name__ + ": " + str(error)[:160]
         if text not in self.errors and len(self.errors) < 20:
-            self.errors[text] = 1
+            self.errors.add(text)
             try:
                 self.emit("x", 0, 0, 0, [("error", text)])
             except Exception:
@@ -4389,15 +4365,21 @@ class ProbeRuntime:
 
     def function_summary(self, item):
         """A function chosen at run time; of a `functools.partial` its plain keywords too."""
-        if type(item).__module__ == "functools" and type(item).__name__ == "partial":
-            plain = sorted((k, v) for k, v in item.keywords.items() if type(v) in (bool, int, float, str))
-            return ["F", "%s %s" % (getattr(item.func, "__name__", "?"), plain)]
-        return ["F", item.__name__] if type(item) in (types.FunctionType, types.BuiltinFunctionType) else None
+        if type(item) is functools.partial:
+            plain = sorted((k, v) for k, v in item.keywords.items() if self.is_exactly(v, bool, int, float, str))
+            inner = self.function_summary(item.func)
+            return ["F", "%s %s" % (inner[1] if inner else "?", plain)]
+        return ["F", item.__name__] if self.is_exactly(item, types.FunctionType, types.BuiltinFunctionType) else None
 
     def identity(self, item):
-        """What finds an object again without keeping it alive: a weak reference to a tensor or module, else its address."""
+        """What finds an object again without keeping it alive: a weak reference to a tensor or module, else its address.
+
+        torch refuses to swap a weight for a converted one as long as there is any reference to it, be it weak.
+        """
         torch = self.torch()
-        is_weak = torch is not None and issubclass(type(item), (self.base, torch.nn.Module))
+        is_tensor = torch is not None and issubclass(type(item), self.base)
+        is_swapped = is_tensor and (self.is_wrapped(torch, item) or (self.of_tensor(item, "requires_grad") and self.of_tensor(item, "is_leaf")))
+        is_weak = (is_tensor and not is_swapped) or (torch is not None and issubclass(type(item), torch.nn.Module))
         return weakref.ref(item) if is_weak else id(item)
 
     def is_same(self, item, identity):
@@ -4408,7 +4390,7 @@ class ProbeRuntime:
         """Whether an object is the one that was read, or has a weight in common with the module that was."""
         if self.is_same(item, identity):
             return True
-        if type(identity) is int or identity() is None:
+        if type(identity) is not int and identity() is None:
             return False
         own = self.signature(item)
         return bool(own and signature and {found[0] for found in own[1:]} & {found[0] for found in signature[1:]})
@@ -4445,8 +4427,12 @@ class ProbeRuntime:
     def own(self, item):
         """The dictionary of an object's own attributes, read past `__getattr__`, `__getattribute__` and properties."""
         found = self.in_class(type(item), "__dict__")
-        own = found.__get__(item) if type(found) in (types.GetSetDescriptorType, types.MemberDescriptorType) else None
+        own = found.__get__(item) if self.is_exactly(found, types.GetSetDescriptorType, types.MemberDescriptorType) else None
         return own if issubclass(type(own), dict) else {}
+
+    def is_exactly(self, item, *kinds):
+        """Whether an object's class is one of `kinds`; `in` would ask a metaclass of the user's."""
+        return any(type(item) is kind for kind in kinds)
 
     def of_tensor(self, item, name):
         """An attribute of a tensor, read past subclasses."""
@@ -4483,10 +4469,8 @@ class ProbeRuntime:
 
     def element(self, item, key):
         """An element of a plain container."""
+        item = self.unwrapped(item)
         kind = type(item)
-        if issubclass(kind, collections.UserDict):
-            item = self.own(item).get("data")
-            kind = type(item)
         if issubclass(kind, dict):
             return dict.__getitem__(item, key) if dict.__contains__(item, key) else self
         if type(key) is not int:
@@ -4499,6 +4483,11 @@ class ProbeRuntime:
             return self.base.__getitem__(item, key) if self.base.dim(item) and -self.base.size(item, 0) <= key < self.base.size(item, 0) else self
         is_array = kind is getattr(numpy, "ndarray", None) and item.ndim and -len(item) <= key < len(item)
         return item[key] if is_array else self
+
+    def unwrapped(self, item):
+        """The dictionary in a `UserDict`, anything else as it is; the abstract class would ask the object's class in turn."""
+        is_user_dict = any(base is collections.UserDict for base in self.mro(type(item)))
+        return self.own(item).get("data") if is_user_dict else item
 
     def invocation_of(self, frame):
         """(number of this call of the function, number of the nearest instrumented caller's call or 0)."""
@@ -4662,7 +4651,7 @@ class ProbeRuntime:
         return found
 
     def tensors_of(self, module, prefix, limit, is_deep):
-        """[(name, tensor, is parameter)] of a module's parameters and buffers, non-persistent ones too."""
+        """[(name, tensor, module that holds it)] of a module's parameters and buffers, non-persistent ones too."""
         found, stack, seen = [], collections.deque([(prefix, module)]), set()
         while stack and len(found) < limit:
             name, item = stack.popleft()
@@ -4670,7 +4659,7 @@ class ProbeRuntime:
                 continue
             seen.add(id(item))
             for store in ("_parameters", "_buffers"):
-                found.extend(("%s.%s" % (name, key), t, store == "_parameters") for key, t in self.inside(item, store))
+                found.extend(("%s.%s" % (name, key), t, item) for key, t in self.inside(item, store))
             if is_deep:
                 stack.extend(("%s.%s" % (name, key), m) for key, m in self.inside(item, "_modules"))
         return found[:limit]
@@ -4700,6 +4689,7 @@ class ProbeRuntime:
             if not is_compiling():
                 self.quietly(self.gradient_event, gradient, name, number, site, invocation, parent)
 
+        show.__torch_unserializable__ = True  # else saving the tensor warns of the hook
         torch.Tensor.register_hook(item, show)
 
     def gradient_event(self, gradient, name, number, site, invocation, parent):
@@ -4746,7 +4736,7 @@ class ProbeRuntime:
             return item
         if issubclass(kind, int):
             number = int.__index__(item)
-            return number if abs(number) < 1 << 60 else ["i", str(number)[:80]]
+            return number if abs(number) < 1 << 60 else ["i", hex(number)[:80], number.bit_length()]  # str refuses more than 4300 digits
         if issubclass(kind, float):
             return ["f", repr(float.__float__(item))]
         if issubclass(kind, complex):
@@ -4823,15 +4813,16 @@ class ProbeRuntime:
 
     def container_summary(self, item, depth):
         """Lists, tuples, sets and dictionaries, by the methods of the builtin classes; else `object_summary`."""
-        if issubclass(type(item), collections.UserDict):
-            item = self.own(item).get("data")
+        item = self.unwrapped(item)
         kind = type(item)
         for sequence in (list, tuple, collections.deque):
             if issubclass(kind, sequence):
                 size = sequence.__len__(item)
                 if size > 16:
-                    numbers = list(itertools.islice(sequence.__iter__(item), 0, None, size // 65536 + 1))
-                    if all(type(v) in (int, float, bool) for v in numbers):
+                    step = size // (1024 if depth else 16384) + 1
+                    islice = itertools.islice(sequence.__iter__(item), 0, None, step)
+                    numbers = list(islice if sequence is collections.deque else sequence.__getitem__(item, slice(None, None, step)))
+                    if all(self.is_exactly(v, int, float, bool) for v in numbers):
                         return self.numbers_summary(numbers, size)
                 shown = [self.summary(v, depth + 1) for v in itertools.islice(sequence.__iter__(item), 16)] if depth < 3 else None
                 return ["l", size, shown and shown + self.rest_of(sequence.__iter__(item), size, 16)]
@@ -4855,11 +4846,13 @@ class ProbeRuntime:
     def key_text(self, key):
         """A key or an element of a set as text; of an object, whose own text might be anything, its class."""
         kind = type(key)
-        if kind in (tuple, frozenset):
+        if kind is tuple:
             return "(%s)" % ",".join(self.key_text(part) for part in itertools.islice(key, 8))[:40]
-        if kind in (int, float, bool, bytes, complex, type(None)) or issubclass(kind, str):
-            return str.__str__(key)[:40] if issubclass(kind, str) else repr(key)[:40]
-        return self.name_of(kind)[:40]
+        if kind is frozenset:  # its order changes from process to process
+            return "(%s)" % ",".join(sorted(self.key_text(part) for part in itertools.islice(key, 256)))[:40]
+        if issubclass(kind, str):
+            return str.__str__(key)[:40]
+        return repr(key)[:40] if self.is_exactly(key, int, float, bool, bytes, complex, type(None)) else self.name_of(kind)[:40]
 
     def object_summary(self, item, depth):
         """Optimizers, and objects with plain attributes."""
@@ -4870,7 +4863,7 @@ class ProbeRuntime:
         groups = dict.get(own, "param_groups")
         if type(groups) is list and all(type(g) is dict for g in groups):
             plain = [[[k, self.summary(v, depth + 1)] for k, v in sorted(g.items(), key=lambda pair: str(pair[0])) if k != "params"]
-                     + [["params", len(g["params"]) if type(g.get("params")) in (list, tuple) else 0]] for g in groups[:8]]
+                     + [["params", len(g["params"]) if self.is_exactly(g.get("params"), list, tuple) else 0]] for g in groups[:8]]
             return ["P", self.name_of(kind), plain]
         shown = [[k, self.summary(v, depth + 1)] for k, v in pairs if self.is_plain(v)][:80]
         return ["o", self.name_of(kind), [pair for pair in shown if len(json.dumps(pair[1])) < 400][:60]] if shown else None
@@ -4898,35 +4891,35 @@ class ProbeRuntime:
         if self.settings["tag"] + "_i" in self.own(home) or depth:
             return ["M", self.name_of(kind), bool(own.get("training"))] + self.weights_digest(module)
         tensors = self.tensors_of(module, "", 8, True)
-        plain = [[k, v] for k, v in sorted(own.items()) if k != "training" and k[0] != "_" and type(v) in (bool, int, float, str)]
+        plain = [[k, v] for k, v in sorted(own.items()) if k != "training" and k[0] != "_" and self.is_exactly(v, bool, int, float, str)]
         return self.shared(["w", self.name_of(kind), [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
 
     def weights_digest(self, module):
         """[number, norm, weighted norm of all weights and buffers, checksum of the settings of torch's own layers]."""
         torch, norm, weighted, settings = self.torch(), 0.0, 0.0, 0
         tensors = self.tensors_of(module, "", 2000, True)
-        for index, (_, tensor, _) in enumerate(tensors):
-            one, two = self.tensor_digest(torch, tensor)
+        for index, (_, tensor, owner) in enumerate(tensors):
+            one, two = self.tensor_digest(torch, tensor, owner)
             norm += one
             weighted += two * (1.0 + index * 0.7548776662466927 % 1)
         for inner in self.submodules(module):
             if type.__dict__["__module__"].__get__(type(inner)).startswith("torch."):
-                plain = sorted((k, v) for k, v in self.own(inner).items() if k[0] != "_" and k != "training" and type(v) in (bool, int, float))
+                plain = sorted((k, v) for k, v in self.own(inner).items() if k[0] != "_" and k != "training" and self.is_exactly(v, bool, int, float))
                 settings = zlib.crc32(repr(plain).encode(), settings)
         return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), settings]
 
-    def tensor_digest(self, torch, tensor):
-        """(norm, weighted sum) of a weight, computed once as long as it is not written."""
+    def tensor_digest(self, torch, tensor, owner):
+        """(norm, weighted sum) of a weight, computed once as long as its module is there and it is not written."""
         place = self.base.data_ptr(tensor) if self.numbers_of(torch, tensor) is not None else 0
         state = (self.of_tensor(tensor, "_version") if place else 0, place)
         found = self.digests.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != state:
+        if found is None or found[0]() is not owner or found[1] != state:
             if len(self.digests) > 5000:
                 self.digests.clear()
             stats = self.summary(tensor, 1)[3:4]
             self.memory = []  # a digest is not always made anew
             digest = (float(stats[0][1 if len(stats[0]) > 4 else 0]), float(stats[0][-1])) if stats and stats[0] else (0.0, 0.0)
-            found = self.digests[id(tensor)] = (weakref.ref(tensor), state, digest)
+            found = self.digests[id(tensor)] = (weakref.ref(owner), state, digest)
         return found[2]
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
@@ -4945,9 +4938,11 @@ class ProbeRuntime:
         given back (a sharded weight between uses) must not be touched.
         """
         if self.is_wrapped(torch, tensor):
-            local = self.attribute(tensor, "_local_tensor")
-            return self.numbers_of(torch, local) if local is not self and type(local) is torch.Tensor else None
+            inner = [self.attribute(tensor, name) for name in ("_local_tensor", "_values")]  # of a sharded, of a ragged one
+            return next((self.numbers_of(torch, found) for found in inner if type(found) is torch.Tensor), None)
         base = self.base
+        if hasattr(base, "is_nested") and self.of_tensor(tensor, "is_nested"):
+            return None
         item = base.detach(tensor)
         if item.layout == torch.sparse_coo:
             item = base._values(item)
@@ -4964,7 +4959,9 @@ class ProbeRuntime:
         What is beyond 1e30 counts as infinite: a mask filled with -inf or with the dtype's minimum does the same.
         """
         dtype = str(self.of_tensor(tensor, "dtype")).replace("torch.", "")
-        head = ["T", dtype, [int(size) for size in self.of_tensor(tensor, "shape")]]
+        is_nested = hasattr(self.base, "is_nested") and self.of_tensor(tensor, "is_nested")
+        sizes = [self.base.size(tensor, 0)] if is_nested else self.of_tensor(tensor, "shape")
+        head = ["T", dtype, [size if type(size) is int else -1 for size in sizes]]  # -1: known to a tracer only
         needs_gradient = bool(self.of_tensor(tensor, "requires_grad"))
         item = self.numbers_of(torch, tensor)
         if item is None:
@@ -4977,7 +4974,11 @@ class ProbeRuntime:
             item = torch._C._VariableFunctions.view_as_real(resolved)
         if hasattr(self.base, "resolve_neg"):
             item = self.base.resolve_neg(item)
-        if self.base.numel(item) <= 1 << 22:
+        if dtype.startswith(("float4", "bits")):  # no operator knows them; their bytes tell as much
+            item = self.base.view(item, torch.uint8)
+        elif dtype in ("uint16", "uint32", "uint64"):  # few operators know them
+            item = self.base.to(item, torch.int64)
+        if self.base.numel(item) <= self.limit:
             item = self.base.contiguous(item)
         is_exact = not self.base.is_floating_point(item)
         wide = torch.int64 if is_exact else torch.float32 if item.device.type in ("npu", "mps") else torch.float64
@@ -4985,7 +4986,12 @@ class ProbeRuntime:
         samples = self.samples(torch, item, wide)
         return head + [stats, [v if is_exact else self.plain(v) for v in samples], needs_gradient, specials]
 
-    def pieces(self, item, limit=1 << 22):
+    @property
+    def limit(self):
+        """How many numbers are looked at together; in a forked process so few that torch does not ask for its lost threads."""
+        return 1 << 22 if os.getpid() == self.pid else 1 << 14
+
+    def pieces(self, item, limit):
         """(position, flat piece) in logical order, so that a full device does not run out of memory: only pieces are copied."""
         base, size = self.base, self.base.numel(item)
         if base.is_contiguous(item) or size <= limit:
@@ -4993,14 +4999,15 @@ class ProbeRuntime:
             for start in range(0, size, limit):
                 yield start, base.narrow(flat, 0, start, min(limit, size - start))
             return
-        rows, inner = base.size(item, 0), size // base.size(item, 0)
-        step = limit // inner
-        if step == 0:
-            for row in range(rows):
+        rows = base.size(item, 0)
+        inner = size // rows
+        step = max(1, limit // inner)
+        for row in range(0, rows, step):
+            if inner > limit:
                 for start, piece in self.pieces(base.select(item, 0, row), limit):
                     yield row * inner + start, piece
-        for row in range(0, rows if step else 0, step or 1):
-            yield row * inner, base.reshape(base.narrow(item, 0, row, min(step, rows - row)), (-1,))
+            else:
+                yield row * inner, base.reshape(base.narrow(item, 0, row, min(step, rows - row)), (-1,))
 
     def statistics(self, torch, item, wide, is_exact):
         """Statistics of a tensor's numbers, and how many are not finite."""
@@ -5008,17 +5015,16 @@ class ProbeRuntime:
         total = squares = weighted = 0
         low = high = None
         specials = [0, 0, 0]
-        for start, piece in self.pieces(item):
+        for start, piece in self.pieces(item, self.limit):
             part = base.to(piece, wide)
-            weight = self.weight(torch, start, part.shape[0], wide, part.device)
-            row = self.row(torch, part, weight, is_exact)
+            row = self.row(torch, part, start, is_exact)
             if not is_exact and not all(abs(v) < 1e30 for v in (row[0], row[2], row[3])):
                 nan = base.isnan(part) if hasattr(base, "isnan") else base.ne(part, part)
                 infinite = base.ge(base.abs(part), 1e30)
                 positive = base.gt(part, 0)
                 counts = [nan, base.logical_and(infinite, positive), base.logical_and(infinite, base.logical_not(positive))]
                 specials = [a + base.item(base.sum(m)) for a, m in zip(specials, counts)]
-                row = self.row(torch, base.masked_fill(part, base.logical_or(nan, infinite), 0.0), weight, is_exact)
+                row = self.row(torch, base.masked_fill(part, base.logical_or(nan, infinite), 0.0), start, is_exact)
             total, squares, weighted = total + row[0], squares + row[1], weighted + row[4]
             low, high = row[2] if low is None else min(low, row[2]), row[3] if high is None else max(high, row[3])
         if is_exact:
@@ -5047,31 +5053,49 @@ class ProbeRuntime:
         """A float that strict JSON can hold."""
         return float("%.12g" % value) if abs(value) < 1e30 else "nan" if value != value else "inf" if value > 0 else "-inf"
 
-    def row(self, torch, part, weight, is_exact):
+    def row(self, torch, part, start, is_exact):
         """[sum, sum of squares, minimum, maximum, weighted sum] of a piece, fetched from the device at once."""
         base = self.base
         squares = base.sum(part) if is_exact else base.sum(base.mul(part, part))
-        parts = [base.sum(part), squares, base.min(part), base.max(part), base.sum(base.mul(part, weight))]
+        parts = [base.sum(part), squares, base.min(part), base.max(part), self.weighted_sum(torch, part, start, is_exact)]
         return base.tolist(torch._C._VariableFunctions.stack(parts))
 
-    def weight(self, torch, start, size, wide, device):
-        """Weights by position, so that a permutation shows; exact in float32, so that all devices agree on them."""
-        key = (start, size, wide, str(device))
-        if key in self.weights:
-            return self.weights[key]
-        base, functions = self.base, torch._C._VariableFunctions
-        flow = torch.float32 if device.type in ("npu", "mps") else torch.float64
-        place = base.add(functions.arange(size, dtype=flow, device=device), start % 4096)
-        row = base.floor(base.mul(place, 1.0 / 4096))
-        fine = base.remainder(base.mul(base.sub(place, base.mul(row, 4096)), 997), 4093)
-        coarse = base.remainder(base.mul(base.add(row, start // 4096 % 4093), 37), 4093)
-        if wide == torch.int64:
-            weight = base.to(base.add(base.add(fine, coarse), 1), wide)
-        else:
-            weight = base.to(base.sub(base.mul(base.add(base.mul(coarse, 0.25), fine), 1.0 / 4093), 0.625), wide)
-        if size <= 16384 and len(self.weights) < 256:
-            self.weights[key] = weight
-        return weight
+    def weighted_sum(self, torch, part, start, is_exact):
+        """Sum weighted by position, so that a permutation shows.
+
+        A number's weight depends on its column in rows of 4096, plus a share that depends on the row alone: so a large piece
+        needs no weights of its own size.
+        """
+        base, size = self.base, part.shape[0]
+        column = self.column_weights(torch, part, is_exact)
+        head = min(-start % 4096, size)
+        tail = (size - head) % 4096
+        sums, totals = [], []
+        for first, length in ((0, head), (head, size - head - tail), (size - tail, tail)):
+            if length:
+                width = min(length, 4096)
+                rows = base.reshape(base.narrow(part, 0, first, length), (-1, width))
+                totals.append(base.sum(base.mul(rows, base.narrow(column, 0, (start + first) % 4096, width))))
+                sums.append(base.sum(rows, 1))
+        if start + size <= 4096:  # the share of the first row is 0
+            return totals[0]
+        sums, totals = torch._C._VariableFunctions.cat(sums), torch._C._VariableFunctions.stack(totals)
+        shares = self.scrambled(torch, start // 4096, sums.shape[0], 37, sums)
+        return base.add(base.sum(totals), base.sum(base.mul(sums, shares if is_exact else base.mul(shares, 0.25 / 4093))))
+
+    def column_weights(self, torch, like, is_exact):
+        """Weights of the numbers in the first row."""
+        key = (like.dtype, str(like.device))
+        if key not in self.weights:
+            fine = self.scrambled(torch, 0, 4096, 997, like)
+            self.weights[key] = self.base.add(fine, 1) if is_exact else self.base.sub(self.base.mul(fine, 1.0 / 4093), 0.625)
+        return self.weights[key]
+
+    def scrambled(self, torch, first, size, factor, like):
+        """`factor` times the numbers from `first` on, modulo 4093, in another tensor's class and place; exact in float32."""
+        base = self.base
+        place = base.add(torch._C._VariableFunctions.arange(size, dtype=torch.float32, device=like.device), first % 4093)
+        return base.to(base.remainder(base.mul(place, factor), 4093), like.dtype)
 
     def array_summary(self, numpy, array, is_mapped=False):
         """The same as `tensor_summary` for a numpy array; of a file only a few places are read."""
@@ -5111,7 +5135,7 @@ class ProbeRuntime:
         return [float("%.15g" % v) for v in (total, squares**0.5, min(low), max(high), weighted)], specials if any(specials) else []
 
     def array_weight(self, numpy, start, size, is_exact):
-        """`weight` for numpy."""
+        """The weights of `weighted_sum` for numpy."""
         place = numpy.arange(start, start + size)
         fine, coarse = place % 4096 * 997 % 4093, place // 4096 % 4093 * 37 % 4093
         return fine + coarse + 1 if is_exact else (coarse * 0.25 + fine) / 4093.0 - 0.625
@@ -5156,7 +5180,7 @@ def make_probes(runtime):
     return printer("i"), printer("o"), printer("t"), entry, header, passer("r"), passer("y")
 
 
-RUNTIME_HEAD = "import collections, contextlib, io, itertools, json, os, random, sys, threading, types, weakref, zlib\n\n\n"
+RUNTIME_HEAD = "import collections, contextlib, functools, io, itertools, json, os, random, sys, threading, types, weakref, zlib\n\n\n"
 RUNTIME_TAIL = """
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sites.json"), encoding="utf-8") as table:
     table = json.load(table)
@@ -5166,6 +5190,7 @@ probes = make_probes(runtime)
 """
 
 
+@functools.cache
 def runtime_source() -> str:
     """The text of the module that the injected files load."""
     return RUNTIME_HEAD + "\n\n".join(inspect.getsource(part) for part in (is_compiling, ProbeRuntime, make_probes)) + RUNTIME_TAIL
@@ -5187,6 +5212,7 @@ class Journal:
     """
 
     FOLDER = ".precision_comparer_"
+    is_own = True  # whether this process made it
     LITTER = re.compile(r"/\.precision_comparer_(pc[0-9a-f]{6}(/|$)|[0-9a-f]{8}\.tmp$)")  # nothing else is ever removed
     last_second = 0
 
@@ -5194,6 +5220,7 @@ class Journal:
         self.host, self.root, self.tag = host, root, tag
         self.folder = os.path.join(root, self.FOLDER + tag.lstrip("_"))
         self.entries: list[dict[str, Any]] = []
+        self.injected = b""  # all new contents, one behind the other: they tell what a write in place left when it was cut off
 
     @property
     def runtime(self) -> str:
@@ -5201,9 +5228,12 @@ class Journal:
         return os.path.join(self.folder, "runtime.py")
 
     def begin(self) -> None:
-        """Claim the code folder."""
+        """Claim the code folder; raises `ConfigError` when another run has claimed it since this one began."""
         self.host.makedirs(os.path.join(self.folder, "originals"))
         self.save()
+        for other in self.leftovers(self.host, self.root):
+            if not other.is_own:
+                other.restore()
 
     def is_in(self, host: Host, root: str) -> bool:
         """Whether this journal's code folder is the one that another host knows as `root`."""
@@ -5225,7 +5255,9 @@ class Journal:
             raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
         number = len(self.entries)
         self.host.write(self._original(number), before)
-        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns, "number": number})
+        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns,
+                             "number": number, "injected": [len(self.injected), len(after)]})
+        self.injected += after
 
     def _original(self, number: int) -> str:
         return os.path.join(self.folder, "originals", str(number))
@@ -5233,24 +5265,35 @@ class Journal:
     def save(self) -> None:
         """Write the journal; only after that may files be changed."""
         owner = {"pid": os.getpid(), "machine": os.uname().nodename, "started": process_start(os.getpid())}
+        self.host.write(os.path.join(self.folder, "injected"), self.injected)
         self.host.write(os.path.join(self.folder, "journal.json"), json.dumps({"owner": owner, "entries": self.entries}, ensure_ascii=False, indent=1).encode())
 
     def apply(self, contents: dict[str, bytes]) -> dict[str, str]:
-        """Write the injected files; returns the digests of those left alone because they were no longer what was read.
+        """Write the injected files; returns the digest of each as it is now, be it another's doing.
 
-        All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.
+        All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.  A file that cannot
+        be written is left out with a warning; raises `HostError` when none can.
         """
         Journal.last_second = second = max(int(time.time()), Journal.last_second + 1)
-        strange = {}
+        found, errors = {}, []
         for entry in [e for e in self.entries if e["file"] in contents]:
-            now = self.digest(entry["file"])
-            if now == entry["before"]:
-                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
-                self.host.write(self.path(entry), contents[entry["file"]], entry["mode"], entry_second * 10**9)
-            else:
-                strange[entry["file"]] = now
+            file = entry["file"]
+            found[file] = self.digest(file)
+            if found[file] != entry["before"]:
                 self.entries.remove(entry)
-        return strange
+                continue
+            try:
+                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
+                self.host.write(self.path(entry), contents[file], entry["mode"], entry_second * 10**9)
+                found[file] = entry["after"]
+            except HostError as error:
+                errors.append(error)
+                del found[file]
+        if errors and not found:
+            raise errors[0]
+        for error in errors:
+            terminal.warn(f"{error}, 没有在其中插入打印")
+        return found
 
     def equip(self, table: dict[str, Any]) -> None:
         """Write what the prints need to run."""
@@ -5285,12 +5328,18 @@ class Journal:
         if info is None:
             return [f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}"]
         now = self.digest(entry["file"])
-        if now not in (entry["before"], entry["after"]):
+        if now not in (entry["before"], entry["after"]) and not self._is_half_written(entry):
             return [f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}"]
         if (now, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
             self.host.write(path, self._before(entry), entry["mode"], entry["mtime_ns"])
         self._forget_bytecode(path)
         return []
+
+    def _is_half_written(self, entry: dict[str, Any]) -> bool:
+        """Whether a write in place was cut off: the file has the head of one version and the rest of the other."""
+        now, before, (start, size) = self.host.read(self.path(entry)), self._before(entry), entry["injected"]
+        after = self.host.read(os.path.join(self.folder, "injected"), start, size)
+        return any(now == new[: (n := len(os.path.commonprefix([now, new])))] + old[n:] for new, old in ((after, before), (before, after)))
 
     def _before(self, entry: dict[str, Any]) -> bytes:
         data = self.host.read(self._original(entry["number"]))
@@ -5348,8 +5397,9 @@ class Journal:
             owner, journal.entries = content["owner"], content["entries"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder} 里的 journal.json 已损坏, 不能自动还原代码", f"插入打印前的内容保存在 {folder}/originals, 请手动还原后删除这个文件夹") from error
-        is_ours = owner["machine"] == os.uname().nodename and owner["pid"] != os.getpid()
-        if is_ours and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
+        is_here = owner["machine"] == os.uname().nodename
+        journal.is_own = is_here and owner["pid"] == os.getpid()
+        if is_here and not journal.is_own and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
             raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {journal.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
         return journal
 
@@ -5432,10 +5482,10 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
         else:
             _adopt_sites(injection, file, now, planned[file], done)
     journal.save()
-    strange = journal.apply(contents)
-    done.update({digest_of(data): planned[file] for file, data in contents.items() if file not in strange})
-    for file in contents:
-        _adopt_sites(injection, file, strange.get(file, digest_of(contents[file])), planned[file], done)
+    found = journal.apply(contents)
+    done.update({now: planned[file] for file, now in found.items() if now == digest_of(contents[file])})
+    for file, now in found.items():
+        _adopt_sites(injection, file, now, planned[file], done)
     return injection
 
 

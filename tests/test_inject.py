@@ -1,7 +1,6 @@
 """Section 9: prints are put into source without harm, and taken out again whatever happens."""
 
 import ast
-import json
 import os
 import random
 import subprocess
@@ -12,16 +11,9 @@ from pathlib import Path
 import pytest
 
 import precision_comparer as pc
+from injecting import TAG, equip, inject, printed
 
-TAG = "_pc0a1b2c"
 GOLDEN = Path(__file__).parent / "golden" / "inject"
-
-
-def inject(text, encoding="utf-8"):
-    source = pc.decode_source(text if isinstance(text, bytes) else text.encode(encoding))
-    funcs = pc.parse_func_for_code("m.py", source.text)
-    data, kept, reason = pc.inject_source(source, funcs, pc.plan_sites(funcs), TAG, "runtime.py", "")
-    return source, data, kept, reason
 
 
 def without_loader(text):
@@ -103,17 +95,11 @@ def run():
 def test_injected_code_computes_the_same(tmp_path, change):
     plain, wanted = change(TRICKY), {}
     exec(compile(plain, "plain", "exec"), wanted)
-    _, data, kept, reason = inject(plain)
-    assert not reason and len(kept) > 30
-    (tmp_path / "m.py").write_bytes(data)
-    (tmp_path / "runtime.py").write_text(pc.runtime_source())
-    settings = {"tag": TAG, "rank": None, "window": [0, 1], "init": True, "grads": True, "per_site": 999, "total": 99999, "soft": 99999, "steps_by": "update"}
-    (tmp_path / "sites.json").write_text(json.dumps({"settings": settings, "sites": {s.id: pc._site_row(s) for s in kept}}))
+    assert len(equip(tmp_path, plain)) > 30
     done = subprocess.run([sys.executable, "-c", "import m; print('RESULT', m.run())"], cwd=tmp_path, capture_output=True, text=True)
     assert f"RESULT {wanted['run']()}" in done.stdout, done.stdout[-500:] + done.stderr[-2000:]
-    records = pc.parse_records(done.stdout.encode().split(b"\n"), TAG)
-    assert len(records.records) > 60 and records.torn == 0 and not records.errors
-    assert all(len(line) < 4096 for line in done.stdout.split("\n"))
+    found = printed(done.stdout, TAG)
+    assert len(found.records) > 60 and not found.errors
 
 
 def test_the_standard_library_survives():
@@ -221,13 +207,9 @@ print("COMPILED", compiled(torch.ones(3)).item())
 
 def test_prints_do_not_change_a_training_and_a_compiled_function_stays_one_graph(tmp_path):
     plain = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True)
-    _, data, kept, _ = inject(TRAINING)
-    (tmp_path / "m.py").write_bytes(data)
-    (tmp_path / "runtime.py").write_text(pc.runtime_source())
-    settings = {"tag": TAG, "rank": None, "window": [0, 3], "init": True, "grads": True, "per_site": 999, "total": 99999, "soft": 99999, "steps_by": "update"}
-    (tmp_path / "sites.json").write_text(json.dumps({"settings": settings, "sites": {s.id: pc._site_row(s) for s in kept}}))
-    printed = subprocess.run([sys.executable, "m.py"], cwd=tmp_path, capture_output=True, text=True)
+    equip(tmp_path, TRAINING, window=[0, 3])
+    done = subprocess.run([sys.executable, "m.py"], cwd=tmp_path, capture_output=True, text=True)
     wanted = [line for line in plain.stdout.split("\n") if line.startswith(("RESULT", "COMPILED"))]
-    assert len(wanted) == 2 and [line for line in printed.stdout.split("\n") if line.startswith(("RESULT", "COMPILED"))] == wanted, printed.stderr[-2000:]
-    kinds = {r.kind for r in pc.parse_records(printed.stdout.encode().split(b"\n"), TAG).records}
+    assert len(wanted) == 2 and [line for line in done.stdout.split("\n") if line.startswith(("RESULT", "COMPILED"))] == wanted, done.stderr[-2000:]
+    kinds = {r.kind for r in pc.parse_records(done.stdout.encode().split(b"\n"), TAG).records}
     assert {"i", "o", "e", "r", "d", "S", "s"} <= kinds
