@@ -6991,7 +6991,7 @@ def _lone_candidate(pair: Pair, lone: Pair, name: str, evidence: Evidence) -> Ca
     lone = outermost(lone)
     header = _header_before(lone, evidence)
     if header is not None:
-        return make_candidate(Outcome.ORIGIN, header, evidence, f"条件不同, 于是只有一侧改变了 {name}", kind=Kind.CONTROL_FLOW, alive=True)
+        return make_candidate(Outcome.ORIGIN, header, evidence, f"条件不同, 于是只有一侧改变了 {name}", kind=Kind.CONTROL_FLOW, alive=evidence.is_alive(pair))
     twins = (lone, None) if lone.test else (None, lone)
     return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧, 或两侧以不同的顺序, 执行了改变 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=twins)
 
