@@ -4133,6 +4133,10 @@ class ProbeRuntime:
         self.is_off = self.is_idle = self.has_hook = False
         self.always = frozenset(number for number, row in sites.items() if "update" in row[3] or "backward" in row[3])
 
+    def __reduce__(self):
+        """Ray and its like send a function of the main script with all that it uses to other processes; there it prints nothing."""
+        return types.SimpleNamespace, (), {"is_idle": True, "always": (), "frames": {}}
+
     # ---- gates -----------------------------------------------------------------------------------------------------
 
     @property
@@ -5186,6 +5190,7 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sites.json")
     table = json.load(table)
 runtime = ProbeRuntime(table["settings"], {int(number): row for number, row in table["sites"].items()})
 runtime.quietly(runtime.refresh)
+is_compiling.__module__ = "__main__"  # so that it goes along where a function is sent to another process
 probes = make_probes(runtime)
 """
 

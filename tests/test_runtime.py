@@ -487,6 +487,25 @@ def test_data_loader_workers_and_children(tmp_path):
     assert len(by_pid) == 5 and sum("item" in names for names in by_pid.values()) == 2 and sum("y" in names for names in by_pid.values()) == 2
 
 
+SENT = """
+def task(n):
+    total = 0
+    for i in range(n):
+        if i: total += i
+    return total
+"""
+
+
+def test_a_function_sent_to_a_process_without_the_code_works_there(tmp_path):
+    """`cloudpickle` sends a function of the main script by value, with the prints that it calls."""
+    equip(tmp_path, SENT)
+    sender = "import cloudpickle, runpy, sys; names = runpy.run_path('m.py', run_name='other'); open('sent', 'wb').write(cloudpickle.dumps(names['task']))"
+    receiver = "import cloudpickle, sys; print(cloudpickle.load(open(sys.argv[1], 'rb'))(5), [m for m in sys.modules if m.startswith('_pc')])"
+    subprocess.run([sys.executable, "-c", sender], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", receiver, str(tmp_path / "sent")], cwd="/", capture_output=True, text=True)
+    assert done.stdout == "10 []\n", done.stderr[-2000:]
+
+
 # --- Compilers, tracers, modes ---
 
 MODES = '''
