@@ -83,12 +83,12 @@ class Layer:
 FILES = {"train.py": TRAINING, "layers.py": LAYERS, "model.json": '{\n  "depth": 2,\n  "width": 8\n}\n'}
 
 
-def locate(folder, changes):
+def locate(folder, changes, files=FILES):
     config = {"debug": {"log_keywords": ["lm loss", "grad norm"], "tolerance": 1e-9, "parallel_runs": True}}
     for side in ("baseline", "test"):
         code = folder / side / "code"
         code.mkdir(parents=True)
-        for name, text in FILES.items():
+        for name, text in files.items():
             if side == "test":
                 text = "# moved by a line\n" + text if name.endswith(".py") else text
                 for old, new in changes.get(name, []):
@@ -107,6 +107,107 @@ def locate(folder, changes):
     return done, json.loads((folder / "out" / "report.json").read_text())
 
 
+TORCH_TRAINING = '''
+import copy
+
+import torch
+
+from parts import Buffer, Net, clip
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = Net()
+buffer = Buffer(net)
+trained = [p for p in net.parameters() if p.requires_grad]
+momentum = [torch.zeros_like(p) for p in trained]
+for step in range(1, 5):
+    buffer.zero()
+    x, y = torch.randn(8, 6), torch.randn(8, 3)
+    loss = (net(x) - y).square().mean()
+    loss.backward()
+    buffer.accumulate()
+    buffer.reduce()
+    norm = clip(net.parameters(), 0.1)
+    with torch.no_grad():
+        for p, m in zip(trained, momentum):
+            m.mul_(0.9).add_(p.main_grad)
+            p.sub_(m, alpha=0.5)
+    print(f"iteration {step} | lm loss: {loss.item():.10f} | grad norm: {norm.item():.10f}", flush=True)
+print("training success")
+'''
+PARTS = '''
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.side, self.last = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 3)
+        self.cap, self.limit = 0.5, 2.0
+
+    def squash(self, hidden):
+        if (cap := self.cap) > 0:
+            hidden = torch.tanh(hidden / cap) * cap
+        return hidden
+
+    def forward(self, x):
+        hidden = self.squash(self.first(x))
+        gate = self.side(x)
+        return self.mix(hidden, gate)
+
+    def mix(self, hidden, gate):
+        mixed = hidden * torch.sigmoid(gate)
+        return self.last(mixed)
+
+
+class Buffer:
+    def __init__(self, net):
+        self.params = list(net.parameters())
+        self.flat = torch.zeros(sum(p.numel() for p in self.params))
+        offset = 0
+        for p in self.params:
+            p.main_grad = self.flat[offset : offset + p.numel()].view_as(p)
+            offset += p.numel()
+
+    def zero(self):
+        self.flat.zero_()
+
+    def accumulate(self):
+        for p in self.params:
+            p.main_grad.add_(p.grad)
+            p.grad = None
+
+    def reduce(self):
+        self.flat.mul_(2.0)
+        self.flat.div_(4.0)
+
+
+def clip(params, limit):
+    params = list(params)
+    norm = torch.stack([p.main_grad.square().sum() for p in params]).sum().sqrt()
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for p in params:
+        p.main_grad.mul_(scale)
+    return norm
+'''
+TORCH_FILES = {"train.py": TORCH_TRAINING, "parts.py": PARTS}
+TORCH_BUGS = {
+    "buffer behind many views": ({"parts.py": [("        self.flat.div_(4.0)\n", "")]}, "parts.py", "self.flat.mul_(2.0)"),
+    "guard around zeroing": ({"train.py": [("    buffer.zero()\n", "    if step == 1:\n        buffer.zero()\n")]}, "train.py", ("if step == 1", "buffer.zero()")),
+    "order of two calls": ({"train.py": [("    buffer.reduce()\n    norm = clip(net.parameters(), 0.1)\n", "    norm = clip(net.parameters(), 0.1)\n    buffer.reduce()\n")]},
+                           "train.py", ("norm = clip", "buffer.reduce()")),
+    "argument that is a generator": ({"train.py": [("    norm = clip(net.parameters(), 0.1)\n", "    for part in (net.first, net.side, net.last):\n        norm = clip(part.parameters(), 0.1)\n")]},
+                                     "train.py", ("for part in", "norm = clip(part")),
+    "weights of a copy": ({"train.py": [("for p in net.parameters() if", "for p in copy.deepcopy(net).parameters() if"), ("m.mul_(0.9).add_(p.main_grad)", "m.mul_(0.9).add_(getattr(p, \"main_grad\", m))")]},
+                          "train.py", ("trained =", "m.mul_(0.9)")),
+    "detached input": ({"parts.py": [("return self.mix(hidden, gate)", "return self.mix(hidden, gate.detach())"), ("p.main_grad.add_(p.grad)", "p.main_grad.add_(p.grad if p.grad is not None else 0.0)")]},
+                       "parts.py", ("return self.mix(hidden, gate.detach())", "p.main_grad.add_")),
+    "value bound in a header": ({"parts.py": [("(cap := self.cap)", "(cap := self.limit)")]}, "parts.py", "if (cap := self.limit)"),
+    "another way out": ({"parts.py": [("    def mix(self, hidden, gate):\n", "    def mix(self, hidden, gate):\n        if hidden.shape[0] > 4:\n            return self.last(hidden + 0.0 * gate)\n")]},
+                        "parts.py", ("return self.last(hidden + 0.0", "if hidden.shape[0] > 4")),
+}
+
 BUGS = {
     "operator": ({"train.py": [("sum(hidden) / len(hidden)", "sum(hidden) / (len(hidden) - 1)")]}, "train.py", "mean = sum(hidden)"),
     "constant in a method": ({"layers.py": [("1.0 / math.sqrt(2.0)", "1.0 / math.sqrt(2.1)")]}, "layers.py", "self.scale ="),
@@ -122,10 +223,10 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", [*BUGS, *TORCH_BUGS])
 def test_the_changed_statement_is_named_in_one_rerun(tmp_path, name):
-    changes, file, start = BUGS[name]
-    done, report = locate(tmp_path, changes)
+    changes, file, start = (BUGS | TORCH_BUGS)[name]
+    done, report = locate(tmp_path, changes, TORCH_FILES if name in TORCH_BUGS else FILES)
     assert done.returncode == 1 and report["verdict"] == "located" and report["reruns"] == 1, done.stdout[-3000:]
     place = report["location"]["test"]
     lines = (tmp_path / "test" / "code" / place["file"]).read_text().splitlines()[place["line"] - 1 : place["end_line"]]
