@@ -6752,30 +6752,37 @@ def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     if _explained_inside(pair) or _is_transport(pair, evidence):
         return None
     source = evidence.source_of(pair)
+    return _judge_origin(pair, source, evidence) if _is_made_here(pair, source, evidence) else _judge_receiver(pair, source, evidence)
+
+
+def _is_made_here(pair: Pair, source: Pair, evidence: Evidence) -> bool:
+    """Whether the inputs agree, or the error of the outputs is out of proportion to theirs."""
     strong = [d for d in pair.outs.values() if d.error and not d.is_weak]
-    worst_out = max((d.error for d in strong), default=0.0)
     worst_in = max((d.error for d in source.ins.values() if not d.is_weak or not strong), default=0.0)
-    floor = max((d.eps for d in strong), default=0.0)
-    is_flip = bool(worst_in) and not (pair.stmt and evidence.code.differs(pair.stmt)) and all(d.note.startswith(("整数", "形状", "元素", "数列")) for d in strong if not math.isfinite(d.error))
-    worst_out = max((d.error for d in strong if math.isfinite(d.error)), default=0.0) if is_flip else worst_out
-    jumps = worst_out > JUMP * max(worst_in, 4 * floor if worst_in else 0.0)
+    finite = [d.error for d in strong if math.isfinite(d.error)]
+    others = [d for d in strong if not math.isfinite(d.error)]
+    # Unchanged code turns a small error into another integer or shape (a token goes to another expert); it did not make it.
+    is_flip = not (pair.stmt and evidence.code.differs(pair.stmt)) and all(d.note.startswith(("整数", "形状", "元素", "数列")) for d in others)
+    worst_out = math.inf if others and not is_flip else max(finite, default=0.0)
+    return not worst_in or worst_out > JUMP * max(worst_in, 4 * max((d.eps for d in strong), default=0.0))
+
+
+def _judge_origin(pair: Pair, source: Pair, evidence: Evidence) -> Candidate:
+    """The difference is made at this execution: name what entered there."""
     component = _random_component(pair)
-    if worst_in and not jumps:
-        return _judge_receiver(pair, source, evidence)
     drawn = pair.parent if pair.either.kind == "entry" and component is not None else pair
     if component is not None and drawn.test.random_before[component] != drawn.baseline.random_before[component]:
         return _judge_random(pair, component, evidence)
     for name in (n for n, d in source.ins.items() if d.error and d.is_weak):
         if (lone := _lone_since_agreement(pair, source, name, evidence)) is not None:
             return lone
-    other_way = [next((c for c in pair.children if isinstance(c.stmt and c.stmt.node, ast.Return) and not getattr(c, side)), None) for side in ("baseline", "test")]
-    if all(other_way):
-        return make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里从不同的语句返回", kind=Kind.CODE_DIFFERS, lone=tuple(other_way))
+    ways = [next((c for c in pair.children if isinstance(c.stmt and c.stmt.node, ast.Return) and not getattr(c, side)), None) for side in ("baseline", "test")]
+    if all(ways):
+        return make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里从不同的语句返回", kind=Kind.CODE_DIFFERS, lone=tuple(ways))
     if pair.parent is not None and _is_argument_unseen(pair) and evidence.code.differs(pair.parent.stmt):
         return make_candidate(Outcome.ORIGIN, pair.parent, evidence, "传入的参数不能打印, 而调用它的语句两侧不同", place=pair.place, alive=evidence.is_alive(pair))
-    for name in changed_in_place(pair.either) if pair.children else ():
-        inside = [p for p in _lone_inside(pair) if name in pair.outs and pair.outs[name].error and evidence.writes(p, evidence.memory_of(pair, name, "outs"))]
-        if inside:
+    for name in (n for n in changed_in_place(pair.either) if pair.children and n in pair.outs and pair.outs[n].error):
+        if inside := [p for p in _lone_inside(pair) if evidence.writes(p, evidence.memory_of(pair, name, "outs"))]:
             return _lone_candidate(pair, inside[0], name, evidence)
     return make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
 
