@@ -641,7 +641,10 @@ def check_setup(config: Config, sides: list[Side], launches: bool = True) -> lis
     for side in sides:
         for check in (check_code, *([check_script] if launches else []), check_log):
             try:
-                problems += check(side)
+                found = list(check(side))
+                if check is check_code and not launches:  # ready logs can be compared without the code
+                    found = [replace(problem, level="warning") for problem in found]
+                problems += found
             except HostError as error:
                 problems.append(Problem("error", f"{side.name}: {error.message}", error.hint))
     return [*problems, *check_twins(sides), *check_msprobe(config, sides)]
@@ -1566,7 +1569,8 @@ _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[@-Z\\^_])")
 _GLUED = re.compile(r"(?<![\w.])(\d+\.\d+(?:e[-+]?\d+)?)(?=[a-z_]{3})(?!GiB|MiB|KiB|sec|min|TFLOP|tok)", re.I)  # `2.41Epoch: 0`
 _MEMBER = re.compile(rb"""\s*\{?\s*["'][^"'\n]+["']\s*:[^{}\n]*\}?,?\s*""")  # a line of a pretty-printed dict
 _VARIABLE = re.compile(rb"([ \t]{2,}|(?<![\w.])[-+]?\d[-+.,:\deE]*(?!\w))")  # what differs between lines of one form
-_FIELD = re.compile(r"(?<![\w/.])([^\W\d][\w./@()-]*(?: [\w./@()-]+){0,4}?)[\"']?\s*[:=]\s*[\"'\[]?" + _NUMBER + r"(?!\w|\.\d)", re.I)
+_FIELD = re.compile(r"(?<![\w/.])([^\W\d][\w./@()-]*(?: [\w./@()-]+){0,4}?)[\"']?\s*[:=]\s*[\"'\[]?" + _NUMBER + r"(?!\w|\.\d)"
+                    r"|(?<![\w/.])([^\W\d][\w./@-]*)\s+(?=[-+]?\d*\.\d)" + _NUMBER + r"(?!\w|\.\d)", re.I)  # a bare word only before a fraction
 _BOX = str.maketrans("│┃║", "|||")
 _MASK = bytes.maketrans(b"123456789", b"000000000")
 
@@ -2226,8 +2230,9 @@ class MetricReader:
 
     def _count_fields(self, data: bytes) -> None:
         for match in _FIELD.finditer(_decode(data)):
-            if match[1] in self._fields or len(self._fields) < 500:
-                self._fields[match[1]] = self._fields.get(match[1], 0) + 1
+            name = match[1] or match[2]
+            if name in self._fields or len(self._fields) < 500:
+                self._fields[name] = self._fields.get(name, 0) + 1
 
 
 def _is_torn(hit: _Hit, text: str) -> bool:
