@@ -1,9 +1,11 @@
 """Section 9, the runtime of the prints under real torch: it sees what is there and changes nothing."""
 
 import ast
+import glob
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -609,6 +611,53 @@ def test_trainings_without_torch(tmp_path, text):
     found = run_there(tmp_path, text + "import sys\nassert 'torch' not in sys.modules\n")
     assert [line for line in found.out.splitlines() if line.startswith("RESULT")] == plain.stdout.splitlines()
     assert len(found.values("w", "o")) == 5 and not found.errors  # before the loop, and four steps
+
+
+OLD_FORMS = """
+import asyncio
+class Layer:
+    __slots__ = ("w",)
+    def __init__(self, w): self.w = w
+    def __call__(self, x):
+        if (y := self.w * x) > 3: return y
+        with open("/dev/null") as source: pass
+        return -y
+def numbers(n):
+    for i in range(n): got = yield i
+async def later(x):
+    y = await asyncio.sleep(0, x)
+    return y
+def run():
+    layer, found = Layer(2), {}
+    for i in numbers(4): found[i], *rest = layer(i), i
+    try: found[9]
+    except KeyError as error: found["e"] = str(error)
+    finally: found["l"] = asyncio.run(later(5))
+    return found
+print("RESULT", run())
+"""
+
+
+def interpreters():
+    """Every Python from 3.8 on that can be started here, this one at least."""
+    found = {sys.version_info[:2]: sys.executable}
+    for minor in range(8, 20):
+        for path in [shutil.which(f"python3.{minor}"), *glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python"))]:
+            if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+                found.setdefault((3, minor), path)
+    return found
+
+
+def test_the_prints_run_on_every_python(tmp_path):
+    equip(tmp_path, OLD_FORMS)
+    results = {}
+    for version, path in interpreters().items():
+        done = subprocess.run([path, "-I", "m.py"], cwd=tmp_path, capture_output=True, text=True)
+        found = printed(done.stdout, TAG)
+        assert not found.errors and len(found.records) > 30, (version, done.stderr[-1000:])
+        results[version] = ([line for line in done.stdout.splitlines() if line.startswith("RESULT")], [r.values for r in found.records])
+    assert results[sys.version_info[:2]][0] == ["RESULT {0: 0, 1: -2, 2: 4, 3: 6, 'e': '9', 'l': 5}"]
+    assert all(found == results[sys.version_info[:2]] for found in results.values())
 
 
 # --- msprobe ---
