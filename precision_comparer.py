@@ -6545,7 +6545,11 @@ class Evidence:
         alive, memory = set(alive), set()
         paired = [p for p in self.pairs if p.test and p.baseline]
         sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and ("backward" in p.stmt.roles or _returns_gradient(p.stmt)))}
-        sinks = sinks or {id(p) for p in paired[int(len(paired) * 0.97) :]}
+        if not sinks:  # no autograd: what comes last, and what is written out (no print looks into an f-string)
+            sinks = {id(p) for p in paired[int(len(paired) * 0.97) :]}
+            for pair in (p for p in paired if p.stmt and WRITES_OUT.search(p.stmt.text)):
+                for name in {n.id for n in ast.walk(_without_body(pair.stmt.node)) if isinstance(n, ast.Name)}:
+                    alive |= self._last_keys(pair, name)
         for pair in reversed(self.pairs):
             if pair.test is None:
                 continue
@@ -6561,7 +6565,7 @@ class Evidence:
                 alive |= self._marks(self.keys(pair, "ins"))
                 for name in (name for name, d in pair.ins.items() if d.error and not self.has_maker(pair, name, self.index[id(pair)])):
                     memory |= self.memory_of(pair, name, "ins")
-                    alive |= self._owner_keys(pair, re.split(r"[.\[]", name)[0])
+                    alive |= self._last_keys(pair, re.split(r"[.\[]", name)[0], "target")
                 handed = [c for c in pair.children if c.test and c.baseline and c.stmt and isinstance(c.stmt.node, ast.Return)]
                 if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
                     alive |= self._marks(self.keys(pair.parent, "ins"))
@@ -6569,12 +6573,15 @@ class Evidence:
                     alive |= self._marks(self.keys(child, "outs"))
         return alive
 
-    def _owner_keys(self, pair: Pair, root: str) -> set[Any]:
-        """Differences in the object whose attribute a statement reads: it was another object that was taken."""
-        for at in range(self.index[id(pair)] - 1, max(-1, self.index[id(pair)] - 40), -1):
-            other = self.pairs[at]
-            if other.either.call is pair.either.call and root in other.outs:
-                return self._marks(self.value_keys(other, root, "outs")) if other.outs[root].error and other.either.kind == "target" else set()
+    def _last_keys(self, pair: Pair, name: str, kind: str = "") -> set[Any]:
+        """The difference last put out under a name in the same call, by an execution of one kind or of any.
+
+        A loop's target differs when another object was taken, of which `pair` reads an attribute.
+        """
+        index = self.index[id(pair)]
+        for other in reversed(self.pairs[max(0, index - 40) : index]):
+            if other.either.call is pair.either.call and name in other.outs:
+                return self._marks(self.value_keys(other, name, "outs")) if other.outs[name].error and kind in ("", other.either.kind) else set()
         return set()
 
     def is_alive(self, pair: Pair) -> bool:
@@ -7091,6 +7098,7 @@ def evidence_rows(pair: Pair, evidence: Evidence) -> list[tuple[str, str, Any, A
     return rows
 
 
+WRITES_OUT = re.compile(r"\bprint\(|\.(?:info|write|log)\(")
 # What differs from run to run by its nature.
 VOLATILE_CALL = re.compile(r"\btime\(|perf_counter|monotonic|getpid|getsockname|uuid|tempfile|mkdtemp|urandom|datetime|hostname|free_port|find_port")
 OPTIMIZER_NAME = re.compile(r"optim|adam|sgd|lion|lamb|muon|clip|grad_norm|sched|warmup|lr_|_lr|momentum|decay", re.I)
@@ -7135,6 +7143,8 @@ def judge_gradients(pairs: list[Pair], gradients: dict[str, Gradients], evidence
                     found = delta(twin, value)
                     rows.append((place, pair, name, found, value, twin))
                     worst[id(pair)] = max(worst.get(id(pair), 0.0), found.error)
+    arrived = {side: _values_with_gradient(pairs, side, found) for side, found in gradients.items()} if cut else {}
+    cut = [(pair, name, new, old) for pair, name, new, old in cut if _printed(pair.test, name) not in arrived["baseline" if new else "test"]]
     before = evidence.noise_before(min((row[0] for row in rows), default=0))
     for place, pair, name, found, value, twin in sorted(rows, key=lambda row: row[0]):
         if (evidence.matters(found, rows[0][0]) or not before) and found.error > max(JUMP * before, EXACT):
@@ -7153,6 +7163,18 @@ def _gradients_of(pair: Pair, gradients: dict[str, Gradients]) -> Iterator[tuple
             old = gradients["baseline"].get((pair.baseline.pid, pair.baseline.number, pair.names.get(name, name) + suffix), [])
             if new or old:
                 yield name + suffix, new, old
+
+
+def _values_with_gradient(pairs: list[Pair], side: str, gradients: Gradients) -> set[str]:
+    """The values of one side whose gradient arrived, under whatever name: a tensor is watched once."""
+    places = {(pid, number): name for pid, number, name in gradients}
+    done = [getattr(pair, side) for pair in pairs]
+    return {_printed(one, places[one.pid, one.number]) for one in done if one is not None and (one.pid, one.number) in places}
+
+
+def _printed(done: Exec, name: str) -> str:
+    """The text of a value; of a member, that of the whole."""
+    return _frozen(done.outs.get(name, done.outs.get(name.split("[")[0])))
 
 
 def _cut_off(cut: list[tuple[Pair, str, list, list]], worst: dict[int, float], evidence: Evidence, place: float) -> list[Candidate]:

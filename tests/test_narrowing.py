@@ -233,6 +233,12 @@ def test_the_changed_statement_is_named_in_one_rerun(tmp_path, name):
     assert place["file"] == file and any(line.strip().startswith(start) for line in lines), (place, report["location"]["explanation"])
 
 
+def test_a_number_that_only_the_log_shows(tmp_path):
+    files = {"train.py": "for step in range(1, 4):\n    loss = 2.5 - step * 0.1\n    print(f'iteration {step} | lm loss: {loss:.4f} | grad norm: 1.0')\nfor step in range(400):\n    rest = step\nprint('training success')\n"}
+    done, report = locate(tmp_path, {"train.py": [("step * 0.1", "step * 0.2")]}, files)
+    assert done.returncode == 1 and report["location"]["test"]["code"] == "loss = 2.5 - step * 0.2", done.stdout
+
+
 HARMLESS = {
     "comments and order": {"train.py": [("def penalty", "# the usual\n\n\ndef penalty")]},
     "renamed local": {"layers.py": [("inner = self.weight * value * self.scale\n        inner = inner + self.shift\n        return activate(inner)",
