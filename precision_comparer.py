@@ -7167,9 +7167,8 @@ def _gradients_of(pair: Pair, gradients: dict[str, Gradients]) -> Iterator[tuple
 
 def _values_with_gradient(pairs: list[Pair], side: str, gradients: Gradients) -> set[str]:
     """The values of one side whose gradient arrived, under whatever name: a tensor is watched once."""
-    places = {(pid, number): name for pid, number, name in gradients}
-    done = [getattr(pair, side) for pair in pairs]
-    return {_printed(one, places[one.pid, one.number]) for one in done if one is not None and (one.pid, one.number) in places}
+    done = {(one.pid, one.number): one for pair in pairs if (one := getattr(pair, side)) is not None}
+    return {_printed(done[pid, number], name) for pid, number, name in gradients if (pid, number) in done}
 
 
 def _printed(done: Exec, name: str) -> str:
@@ -7177,16 +7176,21 @@ def _printed(done: Exec, name: str) -> str:
     return _frozen(done.outs.get(name, done.outs.get(name.split("[")[0])))
 
 
+def _needs_gradient(done: Exec, name: str) -> bool | None:
+    value = done.outs.get(name)
+    return value[5] if isinstance(value, list) and value[:1] == ["T"] else None
+
+
 def _cut_off(cut: list[tuple[Pair, str, list, list]], worst: dict[int, float], evidence: Evidence, place: float) -> list[Candidate]:
-    """The gradient of a value arrived on one side only: what reads the last such value, or made it, detached it."""
+    """The gradient of a value arrived on one side only: what made the first detached value, or reads the last one, cut it off."""
     if not cut:
         return []
-    pair, name, new, old = max(cut, key=lambda c: c[0].place)
-    root = name.split("[")[0]
-    needs = [value[5] if isinstance(value, list) and value[:1] == ["T"] else None for value in (pair.test.outs.get(root), pair.baseline.outs.get(pair.names.get(root, root)))]
-    readers = _readers(pair, name, evidence) if needs[0] == needs[1] else []
+    detached = [c for c in cut if _needs_gradient(c[0].test, c[1]) != _needs_gradient(c[0].baseline, c[0].names.get(c[1], c[1]))]
+    pair, name, new, old = min(detached, key=lambda c: c[0].place) if detached else max(cut, key=lambda c: c[0].place)
+    readers = [pair] if detached else _readers(pair, name, evidence)
+    readers = [r for r in readers if r.stmt is not None and (r.baseline is None or evidence.code.differs(r.stmt))]  # no gradient is lost by unchanged code
     values = old[0][1] if old else None, new[0][1] if new else None
-    return _gradient_candidates(readers or [pair], f"{name} 的梯度", values, worst, evidence, place, "只有一侧有")
+    return _gradient_candidates(readers, f"{name} 的梯度", values, worst, evidence, place, "只有一侧有")
 
 
 def _readers(pair: Pair, name: str, evidence: Evidence) -> list[Pair]:
