@@ -3,6 +3,7 @@
 # dependencies = [
 #     "openpyxl>=3.1",
 #     "pandas>=2.0",
+#     "paramiko>=3.4",
 #     "pydantic>=2.6",
 #     "python-calamine>=0.2",
 #     "rich>=13.0",
@@ -48,6 +49,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import bisect
 import codecs
 import collections
@@ -57,7 +59,9 @@ import dataclasses
 import difflib
 import enum
 import errno
+import fnmatch
 import functools
+import getpass
 import glob
 import hashlib
 import importlib.util
@@ -65,6 +69,7 @@ import inspect
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -73,6 +78,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -92,6 +98,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, Protocol
 
+import paramiko
 import pydantic
 from rich.console import Console
 from rich.control import Control
@@ -127,6 +134,8 @@ class ConfigError(PrecisionError):
 
 class HostError(PrecisionError):
     """A host cannot be reached, or a file on it cannot be read or written (exit 3)."""
+
+    is_passing = False  # whether the same may succeed a little later, as after a lost connection
 
 
 class RunError(PrecisionError):
@@ -761,13 +770,25 @@ class Finished:
     err: str
 
 
+class Content(NamedTuple):
+    """A file to be written: see `Host.write`."""
+
+    path: str
+    data: bytes
+    mode: int | None = None
+    mtime_ns: int | None = None
+
+
 class Host(Protocol):
-    """Where a side runs.  `LocalHost` is this machine; a remote host has the same methods.
+    """Where a side runs.  `LocalHost` is this machine, `SshHost` another one.
 
     Paths are absolute strings of that host.  Every method raises `HostError` when the host cannot do what is asked.
     """
 
-    name: str
+    name: str  # the same for two sides on one machine
+
+    def scratch(self, output_dir: str) -> str:
+        """The folder for what a training prints: `output_dir`, or one on the host if that is on another machine."""
 
     def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
         """Run a command to its end; `env` is added to the host's own environment; exit code 124 when `timeout` (s) ran out."""
@@ -781,6 +802,9 @@ class Host(Protocol):
     def alive(self, handle: Any) -> bool:
         """Whether any process of the started command's group is alive (the launcher may have returned before)."""
 
+    def processes(self, handle: Any) -> list[int]:
+        """Numbers of the living processes of a started command."""
+
     def stop(self, handle: Any) -> None:
         """End the whole process group, gently first."""
 
@@ -790,11 +814,23 @@ class Host(Protocol):
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Bytes of a file from `offset`, at most `limit`."""
 
+    def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Contents of many files at once; those that cannot be read are left out."""
+
+    def digests(self, paths: Iterable[str]) -> dict[str, str]:
+        """SHA-256 of many files as hex; those that cannot be read are left out."""
+
     def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Replace or create a file atomically; symlinks are followed; mode and owner are kept unless `mode` is given."""
 
+    def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
+        """Write many files, each like `write`; returns why some could not be written, by path."""
+
     def find(self, pattern: str) -> list[str]:
         """Paths that match a glob pattern (`**` crosses folders), sorted."""
+
+    def scan(self, pattern: str) -> dict[str, FileStat]:
+        """What `find` finds and what is known of it."""
 
     def makedirs(self, path: str) -> None:
         """Create a folder and its parents."""
@@ -842,33 +878,49 @@ class Started:
     mark: str
 
 
-def processes_of(started: Started) -> list[int]:
-    """Living processes of a start: of its session or group, with its mark in their environment, or below one of these.
+def family(first: int, table: dict[int, tuple[int, int, int]], marked: set[int]) -> set[int]:
+    """Processes of a start among all living ones (`table`: parent, group and session by number): those of the session or group
+    `first`, those `marked` by their environment, and what is below them.
 
     A child that called setsid has left both session and group, and `sudo` or `env -i` drop the mark, so all are needed.
     """
+    found = {pid for pid, (_, group, session) in table.items() if first in (group, session)} | marked & table.keys()
+    while below := {pid for pid, (parent, _, _) in table.items() if parent in found and pid not in found}:
+        found |= below
+    return found
+
+
+def processes_of(started: Started) -> list[int]:
+    """Living processes of a start."""
     if not os.path.isdir("/proc/self"):  # macOS: only the group can be asked; -pid is how kill() names it
         with contextlib.suppress(OSError):
             os.kill(-started.process.pid, 0)
             return [-started.process.pid]
         return []
-    first, found, parents = started.process.pid, set(), {}
+    first, marked, table = started.process.pid, set(), {}
     if started.process.poll() is not None and os.path.exists(f"/proc/{first}"):
         first = -1  # the launcher is gone and its number belongs to a stranger
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state, parent, group, session = file.read().rpartition(b")")[2].split()[:4]
-            if state in b"ZX":
-                continue
-            parents[pid] = int(parent)
-            if first in (int(group), int(session)) or f"{RUN_MARK}={started.mark}".encode() in _environment(pid):
-                found.add(pid)
-        except (OSError, ValueError):
-            continue  # it ended meanwhile
-    while below := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
-        found |= below
-    return sorted(found)
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:  # else it ended meanwhile
+            state, *numbers = file.read().rpartition(b")")[2].split()[:4]
+            if state not in b"ZX":
+                table[pid] = tuple(map(int, numbers))
+                marked |= {pid} if f"{RUN_MARK}={started.mark}".encode() in _environment(pid) else set()
+    return sorted(family(first, table, marked))
+
+
+def end_processes(living: Callable[[], list[int]], send: Callable[[list[int], int], None]) -> list[int]:
+    """SIGTERM to all, `STOP_SECONDS` to end in order, then SIGKILL, also to children born meanwhile; returns what is left."""
+    left, number, deadline = living(), signal.SIGTERM, time.monotonic() + STOP_SECONDS
+    targets = left
+    while left and time.monotonic() < deadline + 5:
+        if targets:
+            send(targets, number)
+        time.sleep(0.05)
+        left, targets = living(), []
+        if time.monotonic() > deadline:
+            number, targets = signal.SIGKILL, left
+    return left
 
 
 def _environment(pid: int) -> bytes:
@@ -882,6 +934,10 @@ class LocalHost:
     """This machine; what each method does is said in `Host`."""
 
     name = "本机"
+
+    def scratch(self, output_dir: str) -> str:
+        """The report's folder."""
+        return output_dir
 
     def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
         """Output goes through files: a pipe would stay open as long as any process left in the background."""
@@ -916,24 +972,23 @@ class LocalHost:
 
     def alive(self, handle: Started) -> bool:
         """Counts children that went to the background, also with setsid."""
-        return handle.process.poll() is None or bool(processes_of(handle))
+        return handle.process.poll() is None or bool(self.processes(handle))
+
+    def processes(self, handle: Started) -> list[int]:
+        """Reaps the first one, which else would stay a zombie."""
+        handle.process.poll()
+        return processes_of(handle)
 
     def stop(self, handle: Started) -> None:
-        """SIGTERM to every process of the start, ten seconds to end in order, then SIGKILL, also to children born meanwhile."""
+        """As `end_processes` does it."""
         with hold_signals():
-            left, number, deadline = processes_of(handle), signal.SIGTERM, time.monotonic() + STOP_SECONDS
-            targets = left
-            while left and time.monotonic() < deadline + 5:
-                for pid in targets:
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, number)
-                time.sleep(0.05)
-                handle.process.poll()
-                left, targets = processes_of(handle), []
-                if time.monotonic() > deadline:
-                    number, targets = signal.SIGKILL, left
-            if left:
+            if left := end_processes(lambda: self.processes(handle), self._kill):
                 terminal.warn(f"进程 {' '.join(map(str, left))} 无法结束，请手动检查")
+
+    def _kill(self, pids: list[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
 
     def stat(self, path: str) -> FileStat | None:
         """Symlinks are followed; a dangling one is no file."""
@@ -947,6 +1002,28 @@ class LocalHost:
         with host_errors("读取", path), open(path, "rb") as file:
             file.seek(offset)
             return file.read(-1 if limit is None else limit)
+
+    def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """One after the other."""
+        found = {}
+        for path in paths:
+            with contextlib.suppress(HostError):
+                found[path] = self.read(path)
+        return found
+
+    def digests(self, paths: Iterable[str]) -> dict[str, str]:
+        """One after the other."""
+        return {path: digest_of(data) for path in paths for data in self.read_all([path]).values()}
+
+    def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
+        """One after the other."""
+        failed = {}
+        for content in contents:
+            try:
+                self.write(*content)
+            except HostError as error:
+                failed[content.path] = error
+        return failed
 
     def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Through a temporary file and a rename, except where a rename would do harm or is not possible."""
@@ -1012,6 +1089,10 @@ class LocalHost:
         folders = [folder for root in glob.glob(head) for folder in _folders(root.rstrip("/") or "/")]
         return sorted({path for folder in folders for path in self.find(os.path.join(glob.escape(folder), rest))})
 
+    def scan(self, pattern: str) -> dict[str, FileStat]:
+        """Without dangling links."""
+        return {path: found for path in self.find(pattern) if (found := self.stat(path))}
+
     def makedirs(self, path: str) -> None:
         """Nothing happens if it is there."""
         with host_errors("创建文件夹", path):
@@ -1039,11 +1120,685 @@ def _folders(root: str) -> Iterator[str]:
         yield folder
 
 
+# --- Another machine, over SSH ---
+
+CONNECT_SECONDS = 20
+SILENCE_SECONDS = 60  # without a byte of an answer, and the connection is taken for dead
+PATIENCE_SECONDS = 1800  # so long is a lost connection tried again: a laptop asleep, a jump host that reboots
+HURRY_SECONDS = 60  # the same once the user has pressed Ctrl-C
+RETRY_SECONDS = (1.0, 30.0)
+PIECE = 4 << 20  # what one lost connection can cost of a transfer
+KEPT_DAYS = 30  # for the folders of runs that could not clean up behind them
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else it writes its own tracebacks to the terminal
+logging.getLogger("paramiko").propagate = False
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a machine is reached and as whom: the configuration, completed from `~/.ssh/config`."""
+
+    host: str
+    port: int
+    user: str
+    keys: tuple[str, ...]
+    jump: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+def find_address(ssh: SshConfig) -> Address:
+    """Complete `ssh` from `~/.ssh/config`; what the configuration says comes first."""
+    found, path = {}, os.path.expanduser("~/.ssh/config")
+    if os.path.isfile(path):
+        try:
+            found = paramiko.SSHConfig.from_path(path).lookup(ssh.host)
+        except (paramiko.SSHException, OSError, ValueError, ImportError) as error:
+            terminal.warn(f"{path} 不能使用（{error}），已忽略")
+    keys = [ssh.key_filename] if ssh.key_filename else list(filter(os.path.isfile, found.get("identityfile", [])))
+    jump, command = (ssh.proxy_jump, "") if ssh.proxy_jump is not None else (found.get("proxyjump") or "", found.get("proxycommand") or "")
+    if jump.lower() == "none" or ssh.host in [hop.host for hop in jump_hosts(jump)]:  # under `Host *` the jump host names itself
+        jump = ""
+    port = ssh.port if ssh.port != 22 else int(found.get("port", 22))
+    return Address(found.get("hostname", ssh.host), port, ssh.username or found.get("user") or getpass.getuser(), tuple(keys), jump,
+                   "" if command.lower() == "none" else command)
+
+
+def jump_hosts(text: str) -> list[SshConfig]:
+    """The machines of a `user@host:port,...`, as OpenSSH's ProxyJump has them."""
+    found = re.finditer(r"(?:ssh://)?(?:(?P<user>[^@,]+)@)?(?P<host>\[[^\],]+\]|[^:,]+)(?::(?P<port>\d+))?(?:,|$)", text.replace(" ", ""))
+    return [SshConfig(host=hop["host"].strip("[]"), username=hop["user"] or "", port=int(hop["port"] or 22)) for hop in found]
+
+
+class Trust:
+    """Decides on host keys that no known_hosts file has; what was accepted once must stay the same to the end of the run."""
+
+    def __init__(self, ssh: SshConfig):
+        self.policy, self.file = ssh.host_key_policy, ssh.known_hosts or os.path.expanduser("~/.ssh/known_hosts")
+        self.accepted: dict[str, paramiko.PKey] = {}
+
+    def missing_host_key(self, client: paramiko.SSHClient, name: str, key: paramiko.PKey) -> None:
+        """Called by paramiko for an unknown key; returns if the connection may go on."""
+        if name not in self.accepted:
+            self._judge(name, key)
+            self.accepted[name] = key
+        if self.accepted[name] != key:
+            raise paramiko.BadHostKeyException(name, key, self.accepted[name])
+
+    def _judge(self, name: str, key: paramiko.PKey) -> None:
+        shown = f"{name} 的主机密钥（{key.get_name()} {key.fingerprint}）"
+        if self.policy == "accept":
+            terminal.warn(f"没有核对{shown}，按 host_key_policy 的 accept 继续；不能排除有人冒充这台机器")
+            return
+        if self.policy == "reject" or not sys.stdin.isatty():
+            hint = f"请核对指纹，然后用 ssh 登录一次把它记入 {self.file}，或把 ssh.host_key_policy 改成 \"ask\" 并在终端里运行"
+            raise HostError(f"{shown}不在 {self.file} 中，不能确认这台机器的身份", hint)
+        terminal.say(f"第一次连接，{shown}还没有记录。是否信任它并记入 {self.file}？输入 yes 继续:")
+        if sys.stdin.readline().strip().lower() not in ("yes", "y", "是"):
+            raise HostError(f"没有信任{shown}，已停止")
+        with host_errors("写入", self.file):
+            os.makedirs(os.path.dirname(self.file) or ".", mode=0o700, exist_ok=True)
+            with open(self.file, "a+b") as file:
+                file.seek(max(file.tell() - 1, 0))
+                file.write((b"" if file.read() in (b"", b"\n") else b"\n") + f"{name} {key.get_name()} {key.get_base64()}\n".encode())
+
+
+def dial(ssh: SshConfig, trust: Trust) -> list[paramiko.SSHClient]:
+    """Connect and log in; returns the clients of all jump hosts and, last, of the machine itself.
+
+    Raises `HostError` with one sentence on what to do, marked as passing where a later try may succeed.
+    """
+    address, clients = find_address(ssh), []
+    try:
+        clients = dial(_last_hop(ssh, address.jump), trust) if address.jump else []
+        if clients:
+            way = clients[-1].get_transport()
+            socket_to = way.open_channel("direct-tcpip", (address.host, address.port), ("127.0.0.1", 0), timeout=CONNECT_SECONDS)
+        elif address.command:
+            socket_to = paramiko.ProxyCommand(address.command)
+        else:
+            socket_to = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
+        clients.append(log_in(address, ssh, trust, socket_to))
+        return clients
+    except (OSError, EOFError, ValueError, paramiko.SSHException) as error:
+        hang_up(clients)
+        raise connection_error(error, address, ssh) from error
+    except BaseException:
+        hang_up(clients)
+        raise
+
+
+def _last_hop(ssh: SshConfig, jump: str) -> SshConfig:
+    """The machine through which `ssh` is reached; it may itself be reached through others.  It gets no password of ours."""
+    *before, _ = jump.split(",")
+    return jump_hosts(jump)[-1].model_copy(update={
+        "proxy_jump": ",".join(before) or None, "known_hosts": ssh.known_hosts, "host_key_policy": ssh.host_key_policy})
+
+
+def hang_up(clients: Iterable[paramiko.SSHClient]) -> None:
+    """Close connections, the jump hosts last."""
+    for client in reversed(list(clients)):
+        with contextlib.suppress(Exception):  # paramiko may raise anything on a dead socket, and nobody needs it any more
+            client.close()
+
+
+def log_in(address: Address, ssh: SshConfig, trust: Trust, connected: Any) -> paramiko.SSHClient:
+    """Check the host key and log in over a connected socket or channel."""
+    client = paramiko.SSHClient()
+    for file in ("/etc/ssh/ssh_known_hosts", trust.file):
+        try:
+            client.load_system_host_keys(file)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, paramiko.hostkeys.InvalidHostKey) as error:
+            terminal.warn(f"{file} 不能使用（{error}），已忽略")
+    client.set_missing_host_key_policy(trust)
+    password = ssh.password or os.environ.get(ssh.password_env or "")
+    try:
+        # With a password nothing else is offered: the keys of a full agent would use up the server's MaxAuthTries.
+        client.connect(
+            address.host, address.port, address.user, password or None, key_filename=list(address.keys) or None, sock=connected,
+            timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, compress=True,
+            allow_agent=not password, look_for_keys=not password and not ssh.key_filename)  # fmt: skip
+    except BaseException:
+        hang_up([client])
+        connected.close()
+        raise
+    client.get_transport().set_keepalive(15)
+    return client
+
+
+def connection_error(error: Exception, address: Address, ssh: SshConfig) -> HostError:
+    """What to tell the user about a failed connection; no secret is in it."""
+    way = "密码" if ssh.password or ssh.password_env else "密钥"
+    name = address.host if address.port == 22 else f"[{address.host}]:{address.port}"
+    file = ssh.known_hosts or "~/.ssh/known_hosts"
+    known: list[tuple[Any, str, str]] = [
+        (paramiko.BadHostKeyException, "主机密钥与 known_hosts 中记录的不同，可能是重装了系统，也可能有人冒充它",
+         f"请向管理员核实，确认无误后执行 ssh-keygen -R '{name}' -f {file} 删除旧记录"),
+        (paramiko.PasswordRequiredException, "私钥有口令", "请用 ssh-add 把它加入 ssh-agent，或把口令写在 ssh.password_env 指定的环境变量里"),
+        (paramiko.AuthenticationException, f"用户名或{way}不正确，登录被拒绝", f"请检查 ssh.username 和{'密码' if way == '密码' else ' ssh.key_filename'}，"
+         f"也可以先试 ssh -p {address.port} {address.user}@{address.host}"),
+        (socket.gaierror, f"找不到主机 {address.host}", "请检查 ssh.host 的拼写和域名解析"),
+        (ConnectionRefusedError, f"端口 {address.port} 拒绝连接", "请检查 ssh.port，以及那台机器上的 SSH 服务是否在运行"),
+        (TimeoutError, f"{CONNECT_SECONDS} 秒内没有回应", "请检查网络、防火墙和 ssh.host"),
+        (paramiko.ChannelException, "跳板机连不上它", "请检查 ssh.host、ssh.port 和 ssh.proxy_jump"),
+        (FileNotFoundError, f"找不到私钥文件 {ssh.key_filename}", "请检查 ssh.key_filename"),
+    ]
+    what, hint = next(((what, hint) for kind, what, hint in known if isinstance(error, kind)), (f"{error or type(error).__name__}", "请检查 ssh 的设置"))
+    if "authentication methods" in str(error):
+        what, hint = "没有可用的登录方式", "请填写 ssh.password、ssh.password_env 或 ssh.key_filename，或把私钥加入 ssh-agent"
+    failure = HostError(f"无法连接到 {address}: {what}", hint)
+    failure.is_passing = not isinstance(error, (paramiko.BadHostKeyException, paramiko.AuthenticationException, FileNotFoundError))
+    return failure
+
+
+def shell_word(text: str) -> bytes:
+    """A path, or any other text, as one word of a shell."""
+    return os.fsencode(shlex.quote(text))
+
+
+# Definitions that every shell is given.  They need a POSIX shell, GNU coreutils and findutils, and /proc.
+SHELL_FUNCTIONS = r"""
+saved=${LC_ALL-unset}
+plain() { LC_ALL=C; export LC_ALL; }
+sync --help 2>/dev/null | grep -q -e --file-system && flush() { sync -- "$@" 2>/dev/null; } || flush() { :; }
+started() { sed -E 's/^.*\) ([^ ]+ ){19}([0-9]+) .*/\2/' "/proc/$1/stat" 2>/dev/null; }
+slice() { tail -c +$(($1 + 1)) -- "$blob" | head -c "$2"; }
+put() (  # PATH OFFSET SIZE MODE TIME: make PATH this part of the file $blob; keep its mode and time if these are -
+    real=$(readlink -f -- "$1") || { echo "No such file or directory"; exit 1; }
+    if [ -d "$real" ]; then echo "Is a directory"; exit 1; fi
+    if [ -e "$real" ] && [ "$(stat -c %h -- "$real")" -gt 1 ]; then overwrite "$@"; exit; fi  # all its names stay one file
+    why=$(replace "$@" 2>&1) && exit
+    # No right to the folder or to give the file away, or a file mounted by itself (a container).
+    case "$why" in *"Permission denied"*|*"not permitted"*|*"resource busy"*) if [ -e "$real" ]; then overwrite "$@"; exit; fi;; esac
+    echo "$why"; exit 1
+)
+replace() {
+    part=${real%/*}/.precision_comparer_$(od -An -N4 -tx4 /dev/urandom | tr -d ' ').tmp
+    trap 'rm -f -- "$part"' EXIT
+    slice "$2" "$3" >"$part" || return 1
+    if [ -e "$real" ]; then
+        [ "$(stat -c %u:%g -- "$real")" = "$(stat -c %u:%g -- "$part")" ] || chown --reference="$real" -- "$part" || return 1
+        cp --attributes-only --preserve=all -- "$real" "$part" || return 1
+    fi
+    [ "$4" = - ] || chmod "$4" -- "$part" || return 1
+    if [ "$5" = - ]; then touch -- "$part"; else touch -d "$5" -- "$part"; fi || return 1
+    flush "$part"
+    mv -fT -- "$part" "$real" && flush "${real%/*}/"
+}
+overwrite() {
+    slice "$2" "$3" 1<>"$real" && truncate -s "$3" -- "$real" || return 1
+    flush "$real"
+    [ "$4" = - ] || chmod "$4" -- "$real" || return 1
+    [ "$5" = - ] || touch -d "$5" -- "$real"
+}
+"""
+# Where this run keeps its files on the machine, and a folder in memory for contents on their way, so that a full disk can be repaired.
+PREPARE = r"""plain; umask 077
+for base in "${HOME:-/}/.cache/precision_comparer" "${TMPDIR:-/tmp}/precision_comparer-$(id -u)"; do
+    mkdir -p -- "$base" 2>/dev/null && [ -O "$base" ] && mkdir -- "$base/$1" 2>/dev/null && echo >"$base/$1/probe" && break
+    base=
+done
+[ "$base" ] || exit 1
+find "$base" -mindepth 1 -maxdepth 1 -mtime +"$2" -exec rm -rf -- {} + 2>/dev/null
+spool=$base/$1
+[ -w /dev/shm ] && [ "$(df -Pk /dev/shm | sed -n '$s/.* \([0-9]*\) *[0-9]*%.*/\1/p')" -gt 32768 ] && mkdir "/dev/shm/precision_comparer-$1" && spool=/dev/shm/precision_comparer-$1
+printf '%s\n%s\n' "$base/$1" "$spool"
+"""
+# Start once, however often it is asked for: the first to make the claim runs the command.
+START = r"""job=$1 cwd=$2 out=$3 err=$4; shift 4
+cd -- "$cwd" 2>/dev/null || exit 91
+case $1 in /*) [ -e "$1" ] || exit 92; [ -x "$1" ] && [ -f "$1" ] || exit 93;; *) command -v "$1" >/dev/null || exit 92;; esac
+mkdir -p -- "$job" && : >>"$out" || exit 94
+setsid sh -c '
+    job=$1 out=$2 err=$3; shift 3
+    mkdir -- "$job/claim" 2>/dev/null || exit 0
+    trap : TERM HUP
+    echo "$$ $(sed -E "s/^.*\) ([^ ]+ ){19}([0-9]+) .*/\2/" "/proc/$$/stat")" >"$job/pid.part"; mv -- "$job/pid.part" "$job/pid"
+    (exec "$@" </dev/null >>"$out" 2>>"$err")
+    echo "$?" >"$job/code.part"; mv -- "$job/code.part" "$job/code"
+' sh "$job" "$out" "$err" "$@" </dev/null >/dev/null 2>&1 &
+n=0; until [ -s "$job/pid" ] || [ "$n" -ge 1000 ]; do sleep 0.01; n=$((n + 1)); done
+cat -- "$job/pid"
+"""
+STATE = r"""job=$1 pid=$2 born=$3
+if [ -s "$job/code" ]; then cat -- "$job/code"
+elif [ "$(started "$pid")" = "$born" ]; then echo running
+elif [ -s "$job/code" ]; then cat -- "$job/code"
+else echo lost; fi
+"""
+COLLECT = r"""job=$1
+for pause in 0.01 0.02 0.05 0.1 0.2 0.4 0.8; do [ -s "$job/code" ] && break; sleep $pause; done
+if [ -s "$job/code" ]; then cat -- "$job/code"; echo "$2"; cat -- "$job/out"; echo "$2"; cat -- "$job/err"; fi
+"""
+PROCESSES = r"""plain
+sed -nE 's/^([0-9]+) \(.*\) ([^ ]) ([0-9]+) ([0-9]+) ([0-9]+) ([^ ]+ ){15}([0-9]+) .*/\1 \2 \3 \4 \5 \7/p' /proc/[0-9]*/stat 2>/dev/null
+grep -lszxF "$1" /proc/[0-9]*/environ; true
+"""
+PUT = r"""plain; blob=$1; shift
+while [ $# -gt 0 ]; do
+    if why=$(put "$1" "$2" "$3" "$4" "$5" 2>&1); then echo; else echo "${why:-?}" | tr '\n' ' '; echo; fi
+    shift 5
+done
+rm -f -- "$blob"
+"""
+LISTED = r"'%p\0%P\0%s\0%T@\0%m\0%i\0%y\0'"
+MANY = r"""plain; mark=$1; shift
+printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -type f -readable -printf "%s\0%p\0" 2>/dev/null' sh
+echo "$mark"
+printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -type f -readable -print0 2>/dev/null' sh | xargs -0 -r cat --
+"""
+DIGESTS = r"""plain; printf '%s\0' "$@" | xargs -0 -r sha256sum -- 2>/dev/null; true"""
+
+
+class Shell:
+    """A POSIX shell on the other machine, kept open.
+
+    It is given its commands by standard input, so that nothing of them is in its process list, and every answer is framed by
+    marks, so that whatever the user's profile prints is not taken for one.
+    """
+
+    def __init__(self, transport: paramiko.Transport):
+        self.channel = transport.open_session(timeout=CONNECT_SECONDS)
+        self.channel.settimeout(SILENCE_SECONDS)
+        self.channel.set_combine_stderr(True)
+        self.channel.exec_command("exec /bin/sh")  # understood by every login shell, csh and fish too
+        self.channel.sendall(SHELL_FUNCTIONS.encode())
+
+    def ask(self, script: str, args: Iterable[str] = (), env: dict[str, str] | None = None) -> tuple[int, bytes]:
+        """Run `script` with positional parameters `args`; returns its exit code and what it wrote to either output."""
+        mark = secrets.token_hex(16).encode()
+        exports = b"".join(b"export " + name.encode() + b"=" + shell_word(value) + b"\n" for name, value in (env or {}).items())
+        words = b" ".join(map(shell_word, args))
+        self.channel.sendall(b"printf '\\n%s\\n' " + mark + b"\n( set -- " + words + b"\n" + exports + os.fsencode(script)
+                             + b"\n) </dev/null 2>&1\nprintf '\\n%s %d\\n' " + mark + b" $?\n")
+        answer, end = bytearray(), re.compile(rb"\n" + mark + rb" (\d+)\n")
+        while not (found := end.search(answer, max(len(answer) - (1 << 16), 0))):
+            data = self.channel.recv(1 << 15)
+            if not data:
+                shown = " ".join(answer.decode("utf-8", "replace").split())[-200:]
+                raise EOFError(f"远程的 shell 结束了{f': {shown}' if shown else ''}")
+            answer += data
+        begin = answer.index(b"\n" + mark + b"\n") + len(mark) + 2
+        return int(found[1]), bytes(answer[begin:found.start()])
+
+
+class Quiet:
+    """An SFTP channel without the text that a user's profile prints before the server speaks (its first byte is 0)."""
+
+    def __init__(self, channel: paramiko.Channel):
+        self.channel, self.is_clean = channel, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.channel, name)
+
+    def recv(self, size: int) -> bytes:
+        """What the server sent."""
+        data = self.channel.recv(size)
+        while data and not self.is_clean:
+            self.is_clean = b"\0" in data
+            data = data[data.index(b"\0"):] if self.is_clean else self.channel.recv(size)
+        return data
+
+
+class Link:
+    """One connection that stands: the shell for what is short, SFTP for contents."""
+
+    def __init__(self, clients: list[paramiko.SSHClient]):
+        self.clients = clients
+        self.shell = Shell(clients[-1].get_transport())
+
+    @functools.cached_property
+    def sftp(self) -> paramiko.SFTPClient:
+        """Opened when first needed."""
+        channel = self.clients[-1].get_transport().open_session(timeout=CONNECT_SECONDS)
+        channel.settimeout(SILENCE_SECONDS)
+        channel.invoke_subsystem("sftp")
+        return paramiko.SFTPClient(Quiet(channel))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an error that just came was an answer of the server, not the end of the connection."""
+        return self.clients[-1].get_transport().is_active() and not self.sftp.sock.closed
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that `SshHost.start` launched: its folder, the process that waits for it, and the mark in the environment."""
+
+    folder: str
+    pid: int
+    born: str
+    mark: str
+
+
+def reason_in(text: bytes) -> str:
+    """Why a command failed, in the user's language where it is a common reason."""
+    said = text.decode("utf-8", "replace").strip()
+    return next((reason for number, reason in REASONS.items() if os.strerror(number) in said), said.rpartition(": ")[2] or "原因不明")
+
+
+def shell_pattern(pattern: str) -> bytes:
+    """A glob pattern as a word for a shell, which expands it like `glob` does."""
+    words = []
+    for part in re.findall(r"\[!?.[^\]]*\]|[*?]|[^*?\[]+|\[", pattern, re.DOTALL):
+        if part in "*?":
+            words.append(part.encode())
+        elif part.startswith("[") and len(part) > 3:
+            words.append(b"[" + re.sub(rb"([^\w!^\-\x80-\xff])", rb"\\\1", os.fsencode(part[1:-1])) + b"]")
+        else:
+            words.append(shell_word(part[1] if len(part) == 3 and part[0] == "[" else part))
+    return b"".join(words)
+
+
+def matches(names: list[str], parts: list[str]) -> bool:
+    """Whether a path matches a glob pattern, both split at the slashes; `**` is any number of folders, `*` no leading dot."""
+    if not names or not parts:
+        return not names and not parts
+    name, part = names[0], parts[0]
+    if part == "**":
+        return matches(names, parts[1:]) or matches(names[1:], parts)
+    return fnmatch.fnmatchcase(name, part) and (part[:1] == "." or name[:1] != ".") and matches(names[1:], parts[1:])
+
+
+class SshHost:
+    """A machine reached over SSH; what each method does is said in `Host`.
+
+    A connection that breaks is opened again, and what was being done is done again: every operation is written so that doing
+    it twice does no harm, and a training is started once (`START`).  All times come from the other machine's clock.
+    """
+
+    patience = PATIENCE_SECONDS
+
+    def __init__(self, ssh: SshConfig):
+        self.ssh, self.trust, self.address = ssh, Trust(ssh), find_address(ssh)
+        self.name = f"{self.address.host}:{self.address.port}"
+        self.link: Link | None = None
+        self.folder = self.spool = ""
+        self.is_lost = self.keeps_folder = False
+
+    def open(self) -> None:
+        """Connect for the first time: no second try, so that a wrong password is told at once."""
+        self.link = Link(dial(self.ssh, self.trust))
+        try:
+            code, out = self.link.shell.ask(PREPARE, (secrets.token_hex(6), str(KEPT_DAYS)))
+            self.link.sftp.stat(".")
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            self._hang_up()
+            hint = "需要 Linux 上普通的 shell（不是菜单或受限的 shell）和 sshd 的 SFTP 子系统"
+            raise HostError(f"能登录 {self.address}，但不能执行命令或读写文件（{error}）", hint) from error
+        if code:
+            raise HostError(f"{self.name} 上没有可以写临时文件的地方（主文件夹和 /tmp 都不能写）", "请检查那台机器的磁盘空间和权限")
+        self.folder, self.spool = os.fsdecode(out).splitlines()[-2:]
+
+    def close(self) -> None:
+        """Remove what this run kept on the machine and hang up; nothing is waited for."""
+        if self.link and self.folder and not self.keeps_folder:
+            with contextlib.suppress(Exception):  # the end of the program: the folder is removed when it is old
+                self.link.shell.channel.settimeout(5)
+                self.link.shell.ask('rm -rf -- "$1" "$2"', (self.folder, self.spool))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        link, self.link = self.link, None
+        hang_up(link.clients if link else [])
+
+    def _do(self, action: Callable[[Link], Any]) -> Any:
+        """Do what may be done twice, over as many connections as it takes; `HostError` when `patience` (s) is over."""
+        began, pause, is_told, refusals = time.monotonic(), RETRY_SECONDS[0], False, 0
+        while True:
+            try:
+                self.link = self.link or Link(dial(self.ssh, self.trust))
+                result = action(self.link)
+                if is_told:
+                    terminal.say(f"已重新连接到 {self.name}")
+                self.is_lost = False
+                return result
+            except (OSError, EOFError, paramiko.SSHException, HostError) as error:
+                is_refused = isinstance(error.__cause__, paramiko.AuthenticationException)
+                refusals += is_refused
+                # A machine that has just started refuses everybody for a while; many tries would lock the account.
+                if isinstance(error, HostError) and not error.is_passing and not (is_refused and refusals < 5):
+                    raise
+                self._hang_up()
+                reason = error.message if isinstance(error, HostError) else str(error) or type(error).__name__
+                if self.is_lost or time.monotonic() - began > self.patience:
+                    self.is_lost = True
+                    hint = "远程的训练不受影响；网络恢复后请重新运行，代码里若还有打印会先被还原"
+                    raise HostError(f"与 {self.name} 的连接断开，没能恢复（{reason}）", hint) from error
+                if not is_told:
+                    terminal.say(f"与 {self.name} 的连接断开（{reason}），正在重新连接...")
+                    is_told = True
+                time.sleep(RETRY_SECONDS[1] if is_refused else pause)
+                pause = min(pause * 2, RETRY_SECONDS[1])
+            except BaseException:  # the answer to a question that was interrupted must not be taken for that to the next
+                self._hang_up()
+                raise
+
+    def _ask(self, script: str, *args: str, env: dict[str, str] | None = None) -> tuple[int, bytes]:
+        return self._do(lambda link: link.shell.ask(script, args, env))
+
+    def _order(self, action: str, path: str, script: str, *args: str) -> None:
+        """Ask for something that must succeed."""
+        code, out = self._ask(f"plain; {script}", path, *args)
+        if code:
+            raise HostError(f"无法{action} {path}（{reason_in(out)}）")
+
+    def scratch(self, output_dir: str) -> str:
+        """A folder of this run in the user's cache."""
+        return self.folder
+
+    def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
+        """A short command takes two questions; one whose connection breaks goes on and is asked for again."""
+        job, mark = self._launch(argv, cwd, env or {}, None), secrets.token_hex(16)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not (parts := self._ask(COLLECT, job.folder, mark)[1].split(mark.encode() + b"\n"))[1:]:
+            if time.monotonic() > deadline:
+                self.stop(job)
+                parts = [b"124", self.read(f"{job.folder}/out"), self.read(f"{job.folder}/err")]
+                break
+            if self.poll(job) == -signal.SIGKILL and not self.stat(f"{job.folder}/code"):
+                parts = [b"-9", self.read(f"{job.folder}/out"), self.read(f"{job.folder}/err")]
+                break
+        self._ask('rm -rf -- "$1"', job.folder)
+        return Finished(int(parts[0]), *(part.decode("utf-8", "replace") for part in parts[1:]))
+
+    def start(self, argv: list[str], cwd: str, env: dict[str, str], output: str) -> Job:
+        """The output file is appended to; the process belongs to no connection."""
+        SshHost.patience = PATIENCE_SECONDS
+        return self._launch(argv, cwd, env, output)
+
+    def _launch(self, argv: list[str], cwd: str | None, env: dict[str, str], output: str | None) -> Job:
+        mark = uuid.uuid4().hex
+        folder = f"{self.folder}/{mark}"
+        outputs = (output, output) if output else (f"{folder}/out", f"{folder}/err")
+        code, out = self._ask(START, folder, cwd or ".", *outputs, *argv, env={**env, RUN_MARK: mark})
+        if code:
+            why = {91: "文件夹不存在或不能进入", 92: "文件不存在", 93: "没有权限", 94: f"不能写入 {outputs[0]}: {reason_in(out)}"}.get(code, reason_in(out))
+            raise HostError(f"无法在 {self.name} 上运行 {argv[0]}{f'（在 {cwd} 下）' if cwd else ''}（{why}）")
+        pid, born = out.split()[-2:]
+        return Job(folder, int(pid), born.decode(), mark)
+
+    def poll(self, handle: Job) -> int | None:
+        """128 + n when signal n ended it, as the shell has it; -9 when nobody could note the code (killed, a reboot)."""
+        state = self._ask(STATE, handle.folder, str(handle.pid), handle.born)[1].split()[-1]
+        return None if state == b"running" else -int(signal.SIGKILL) if state == b"lost" else int(state)
+
+    def alive(self, handle: Job) -> bool:
+        """Counts children that went to the background, also with setsid."""
+        return self.poll(handle) is None or bool(self.processes(handle))
+
+    def processes(self, handle: Job) -> list[int]:
+        """Living processes of a job, without the one that waits to note the exit code."""
+        table, marked, first = {}, set(), handle.pid
+        for line in self._ask(PROCESSES, f"{RUN_MARK}={handle.mark}")[1].split(b"\n"):
+            words = line.split()
+            if len(words) == 6 and words[1] not in b"ZX":
+                pid, parent, group, session = int(words[0]), *map(int, words[2:5])
+                table[pid] = (parent, group, session)
+                first = -1 if pid == handle.pid and words[5].decode() != handle.born else first  # its number belongs to a stranger
+            elif line.startswith(b"/proc/"):
+                marked.add(int(line.split(b"/")[2]))
+        return sorted(family(first, table, marked) - {first})
+
+    def stop(self, handle: Job) -> None:
+        """As `end_processes` does it; then the exit code is noted."""
+        with hold_signals():
+            try:
+                left = end_processes(lambda: self.processes(handle), self._kill)
+                self._ask('n=0; while [ -d "$1" ] && [ ! -s "$1/code" ] && [ "$(started "$2")" = "$3" ] && [ $n -lt 40 ]; do sleep 0.05; n=$((n+1)); done',
+                          handle.folder, str(handle.pid), handle.born)
+            except HostError as error:
+                self.keeps_folder = True
+                terminal.warn(f"无法停止 {self.name} 上的训练: {error.message}。请登录后执行 kill -- -{handle.pid}")
+                return
+            if left:
+                terminal.warn(f"{self.name} 上的进程 {' '.join(map(str, left))} 无法结束，请手动检查")
+
+    def _kill(self, pids: list[int], number: int) -> None:
+        self._ask('kill -"$@" 2>/dev/null; true', str(int(number)), *map(str, pids))
+
+    def stat(self, path: str) -> FileStat | None:
+        """Symlinks are followed; a dangling one is no file."""
+        code, out = self._ask(f'plain; find -L "$1" -maxdepth 0 -printf {LISTED}', path)
+        if code and not any(os.strerror(number).encode() in out for number in (errno.ENOENT, errno.ENOTDIR)):
+            raise HostError(f"无法查看 {path}（{reason_in(out)}）")
+        return next(iter(self._listed(out, "").values()), None) if not code else None
+
+    def _listed(self, out: bytes, pattern: str) -> dict[str, FileStat]:
+        """The files that `find -printf LISTED` named and whose path below the starting point matches `pattern`."""
+        found, words = {}, os.fsdecode(out).split("\0")
+        for path, below, size, changed, mode, inode, kind in zip(*(words[n::7] for n in range(7))):
+            seconds, _, part = changed.partition(".")
+            if kind != "l" and (not pattern or matches(below.split("/"), ["**", *pattern.split("/")])):
+                found[path] = FileStat(int(size), int(seconds) * 10**9 + int(part[:9].ljust(9, "0")), int(mode, 8), int(inode), kind == "d")
+        return found
+
+    def scan(self, pattern: str) -> dict[str, FileStat]:
+        """One `find` for the whole tree."""
+        head, crosses, rest = (pattern + "/*" if pattern.endswith("/**") else pattern).partition("**/")
+        options = "-maxdepth 0"
+        if crosses:  # hidden folders are named but not entered
+            options = f"-mindepth 1 \\( -name '.?*' -prune -o -true \\) -name {shlex.quote(rest.rpartition('/')[2])}"
+        words = os.fsdecode(shell_pattern(head.rstrip("/") or "/" if crosses else pattern))
+        script = f"plain; set -- {words}; printf '%s\\0' \"$@\" | xargs -0 sh -c {shlex.quote(f'find -L {chr(34)}$@{chr(34)} {options} -printf {LISTED} 2>/dev/null')} sh; true"
+        return dict(sorted(self._listed(self._ask(script)[1], rest if crosses else "").items()))
+
+    def find(self, pattern: str) -> list[str]:
+        """A dangling link is not found."""
+        return list(self.scan(pattern))
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """Over SFTP in pieces, so that a lost connection costs one piece."""
+        data = bytearray()
+        while limit is None or len(data) < limit:
+            size = PIECE if limit is None else min(PIECE, limit - len(data))
+            piece = self._do(lambda link: self._read_piece(link, path, offset + len(data), size))
+            data += piece
+            if len(piece) < size:
+                break
+        return bytes(data)
+
+    def _read_piece(self, link: Link, path: str, offset: int, size: int) -> bytes:
+        sftp = link.sftp
+        try:
+            with sftp.open(os.fsencode(path), "rb") as file:
+                found = file.stat()
+                if stat.S_ISDIR(found.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "")
+                size = min(size, found.st_size - offset)
+                return b"".join(file.readv([(offset, size)])) if size > 0 else b""
+        except OSError as error:
+            if isinstance(error, TimeoutError) or not link.is_alive:
+                raise
+            raise HostError(f"无法读取 {path}（{reason_of(error)}）") from error
+
+    def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Two thousand files a question instead of four messages a file."""
+        found, paths = {}, list(paths)
+        for start in range(0, len(paths), 2000):
+            part, mark = paths[start:start + 2000], secrets.token_hex(16)
+            listing, _, contents = self._ask(MANY, mark, *part)[1].partition(mark.encode() + b"\n")
+            words = os.fsdecode(listing).split("\0")
+            sizes = dict(zip(words[1::2], map(int, words[0:-1:2])))
+            if sum(sizes.values()) != len(contents):  # a file is being written
+                found |= {path: self.read(path) for path in sizes}
+                continue
+            at = 0
+            for path, size in sizes.items():
+                found[path], at = contents[at:at + size], at + size
+        return found
+
+    def digests(self, paths: Iterable[str]) -> dict[str, str]:
+        """Computed where the files are."""
+        lines = os.fsdecode(self._ask(DIGESTS, *paths)[1]).split("\n")
+        escaped = {"\\\\": "\\", "\\n": "\n"}  # sha256sum marks a name with such characters by a leading backslash
+        return {re.sub(r"\\[\\n]", lambda m: escaped[m[0]], line[67:]) if line[0] == "\\" else line[66:]: line.lstrip("\\")[:64]
+                for line in lines if len(line) > 66}
+
+    def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """Through a temporary file and a rename, except where a rename would do harm or is not possible."""
+        for error in self.write_all([Content(path, data, mode, mtime_ns)]).values():
+            raise error
+
+    def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
+        """The bytes go over SFTP into one file, from which a script on the machine makes all the others."""
+        failed, group, size = {}, [], 0
+        for content in contents:
+            if group and size + len(content.data) > PIECE:
+                failed |= self._do(lambda link: self._write_group(link, group))
+                group, size = [], 0
+            group.append(content)
+            size += len(content.data)
+        return failed | (self._do(lambda link: self._write_group(link, group)) if group else {})
+
+    def _write_group(self, link: Link, group: list[Content]) -> dict[str, HostError]:
+        blob, args, offset = self._upload(link, group[0].path, b"".join(content.data for content in group)), [], 0
+        for path, data, mode, mtime_ns in group:
+            seconds, part = divmod(mtime_ns or 0, 10**9)
+            args += [path, str(offset), str(len(data)), "-" if mode is None else f"{mode:o}", "-" if mtime_ns is None else f"@{seconds}.{part:09}"]
+            offset += len(data)
+        code, out = link.shell.ask(PUT, [blob, *args])
+        said = out.split(b"\n")
+        if code or len(said) < len(group):
+            raise HostError(f"无法写入 {group[0].path}（{reason_in(out)}）")
+        return {content.path: HostError(f"无法写入 {content.path}（{reason_in(why)}）") for content, why in zip(group, said) if why.strip()}
+
+    def _upload(self, link: Link, path: str, data: bytes) -> str:
+        """A new file with `data`; in memory, else beside this run's other files."""
+        for folder in dict.fromkeys((self.spool, self.folder)):
+            blob = f"{folder}/{secrets.token_hex(8)}"
+            try:
+                link.sftp.putfo(io.BytesIO(data), os.fsencode(blob), len(data))
+                return blob
+            except OSError as error:
+                if isinstance(error, TimeoutError) or not link.is_alive:
+                    raise
+                failure = error
+        raise HostError(f"无法写入 {path}（{self.name} 的 {self.folder} 写不进去: {reason_of(failure)}）")
+
+    def makedirs(self, path: str) -> None:
+        """Nothing happens if it is there."""
+        self._order("创建文件夹", path, 'mkdir -p -- "$1"')
+
+    def remove(self, path: str) -> None:
+        """Of a symlink only the link goes."""
+        self._order("删除", path, 'rm -rf -- "$1"')
+
+
 def connect(side_name: str, config: SideConfig) -> Host:
-    """The host on which a side runs."""
-    if config.mode == "remote":
-        raise ConfigError(f"{side_name}.mode 是 remote，但这个版本还不支持远程模式", '请把 mode 改成 "local"')
-    return LocalHost()
+    """The host on which a side runs, connected."""
+    if config.mode == "local":
+        return LocalHost()
+    host = SshHost(config.ssh)
+    terminal.say(f"正在连接到 {host.address}")
+    host.open()
+    atexit.register(host.close)
+    terminal.say(f"成功连接到 {host.address.host}")
+    return host
 
 # ======================================================================================================================
 # 5. Training runs
