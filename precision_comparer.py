@@ -537,6 +537,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
 
     sides, tool = {}, config.msprobe
     local = [name for name in SIDE_NAMES if getattr(config, name).mode == "local"]
+    machines = {(side.ssh.host, side.ssh.port) if side.mode == "remote" else None for side in (config.baseline, config.test)}
     for name in SIDE_NAMES:
         side = getattr(config, name)
         update = {key: absolute(getattr(side, key)) for key in SIDE_PATHS} if name in local else {}
@@ -545,7 +546,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
             update["ssh"] = side.ssh.model_copy(update=files)
         sides[name] = side.model_copy(update=update)
     update = {f"{name}_data_dir": absolute(getattr(tool, f"{name}_data_dir")) for name in local}
-    if local:
+    if machines == {None} or len(machines) > 1:  # msprobe runs here
         # `command` may be a path with spaces or a command with arguments; from here on it is a line for shlex.split
         words = [tool.command] if os.path.isfile(absolute(tool.command)) else shlex.split(tool.command)
         words[0] = absolute(words[0]) if "/" in words[0] else words[0]
@@ -679,17 +680,21 @@ def check_code(side: Side) -> Iterator[Problem]:
 def unparsable(host: Host, files: list[str]) -> Iterator[tuple[str, int, str]]:
     """Python files that do not parse: path, line and reason; what `CHECK_SECONDS` do not suffice for is left out."""
     deadline = time.monotonic() + CHECK_SECONDS
-    for path in files:
-        if time.monotonic() > deadline:
-            return
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the user's own invalid escapes are no business of ours
-                ast.parse(host.read(path))
-        except SyntaxError as error:
-            yield path, error.lineno or 1, error.msg
-        except (ValueError, RecursionError, MemoryError, HostError) as error:
-            yield path, 1, str(error)
+    for start in range(0, len(files), 200):
+        contents = host.read_all(files[start:start + 200])
+        for path in files[start:start + 200]:
+            if time.monotonic() > deadline:
+                return
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the user's own invalid escapes are no business of ours
+                    ast.parse(contents[path])
+            except SyntaxError as error:
+                yield path, error.lineno or 1, error.msg
+            except (ValueError, RecursionError, MemoryError) as error:
+                yield path, 1, str(error)
+            except KeyError:
+                yield path, 1, "不能读取"
 
 
 def check_script(side: Side) -> Iterator[Problem]:
@@ -739,7 +744,7 @@ def check_msprobe(config: Config, sides: list[Side]) -> Iterator[Problem]:
     folders = [config.msprobe.baseline_data_dir, config.msprobe.test_data_dir]
     if any(folders) and not all(folders):
         yield Problem("warning", "msprobe.baseline_data_dir 和 msprobe.test_data_dir 只填了一个", "两个都填才能对比 msprobe 数据")
-    command, host = shlex.split(config.msprobe.command)[0], sides[-1].host
+    command, host = shlex.split(config.msprobe.command)[0], msprobe_host({side.name: side.host for side in sides})
     if all(folders) and host.run(["sh", "-c", 'command -v "$1"', "sh", command]).code:
         yield Problem("warning", f"找不到 msprobe 命令: {command}",
                       "将直接对比 dump.json；要用它请执行 pip install mindstudio-probe，或在 msprobe.command 中写出它的路径")
@@ -817,8 +822,8 @@ class Host(Protocol):
     def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Contents of many files at once; those that cannot be read are left out."""
 
-    def digests(self, paths: Iterable[str]) -> dict[str, str]:
-        """SHA-256 of many files as hex; those that cannot be read are left out."""
+    def examine(self, paths: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """What is known of many files and their `digest_of` (empty where it cannot be read); those that are gone are left out."""
 
     def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Replace or create a file atomically; symlinks are followed; mode and owner are kept unless `mode` is given."""
@@ -835,8 +840,8 @@ class Host(Protocol):
     def makedirs(self, path: str) -> None:
         """Create a folder and its parents."""
 
-    def remove(self, path: str) -> None:
-        """Remove a file or a folder with all that is in it; nothing happens if it is not there."""
+    def remove(self, *paths: str) -> None:
+        """Remove files, or folders with all that is in them; nothing happens if they are not there."""
 
 
 RUN_MARK = "PRECISION_COMPARER_RUN"
@@ -1011,9 +1016,10 @@ class LocalHost:
                 found[path] = self.read(path)
         return found
 
-    def digests(self, paths: Iterable[str]) -> dict[str, str]:
+    def examine(self, paths: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
         """One after the other."""
-        return {path: digest_of(data) for path in paths for data in self.read_all([path]).values()}
+        known = ((path, self.stat(path)) for path in paths)
+        return {path: (found, "".join(map(digest_of, self.read_all([path]).values()))) for path, found in known if found}
 
     def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
         """One after the other."""
@@ -1098,13 +1104,14 @@ class LocalHost:
         with host_errors("创建文件夹", path):
             os.makedirs(path, exist_ok=True)
 
-    def remove(self, path: str) -> None:
+    def remove(self, *paths: str) -> None:
         """Of a symlink only the link goes."""
-        with host_errors("删除", path), contextlib.suppress(FileNotFoundError):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
+        for path in paths:
+            with host_errors("删除", path), contextlib.suppress(FileNotFoundError):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
 
 def _folders(root: str) -> Iterator[str]:
@@ -1391,7 +1398,11 @@ printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -type f -readab
 echo "$mark"
 printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -type f -readable -print0 2>/dev/null' sh | xargs -0 -r cat --
 """
-DIGESTS = r"""plain; printf '%s\0' "$@" | xargs -0 -r sha256sum -- 2>/dev/null; true"""
+EXAMINE = r"""plain; mark=$1; shift
+printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -printf "%p\0%P\0%s\0%T@\0%m\0%i\0%y\0" 2>/dev/null' sh
+echo "$mark"
+printf '%s\0' "$@" | xargs -0 -r sha256sum -- 2>/dev/null; true
+"""
 
 
 class Shell:
@@ -1732,12 +1743,16 @@ class SshHost:
                 found[path], at = contents[at:at + size], at + size
         return found
 
-    def digests(self, paths: Iterable[str]) -> dict[str, str]:
-        """Computed where the files are."""
-        lines = os.fsdecode(self._ask(DIGESTS, *paths)[1]).split("\n")
-        escaped = {"\\\\": "\\", "\\n": "\n"}  # sha256sum marks a name with such characters by a leading backslash
-        return {re.sub(r"\\[\\n]", lambda m: escaped[m[0]], line[67:]) if line[0] == "\\" else line[66:]: line.lstrip("\\")[:64]
-                for line in lines if len(line) > 66}
+    def examine(self, paths: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """The digests are computed where the files are."""
+        mark = secrets.token_hex(16)
+        listing, _, sums = self._ask(EXAMINE, mark, *paths)[1].partition(mark.encode() + b"\n")
+        lines, digests = os.fsdecode(sums).split("\n"), {}
+        for line in lines:
+            if line.startswith("\\"):  # so sha256sum marks a name in which it had to escape something
+                line = re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], line[1:])
+            digests[line[66:]] = line[:64]
+        return {path: (found, digests.get(path, "")) for path, found in self._listed(listing, "").items()}
 
     def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Through a temporary file and a rename, except where a rename would do harm or is not possible."""
@@ -1784,14 +1799,31 @@ class SshHost:
         """Nothing happens if it is there."""
         self._order("创建文件夹", path, 'mkdir -p -- "$1"')
 
-    def remove(self, path: str) -> None:
+    def remove(self, *paths: str) -> None:
         """Of a symlink only the link goes."""
-        self._order("删除", path, 'rm -rf -- "$1"')
+        if paths:
+            self._order("删除", paths[0], 'rm -rf -- "$@"', *paths[1:])
 
 
-def connect(side_name: str, config: SideConfig) -> Host:
+def fetch(host: Host, path: str, target: str) -> str:
+    """A copy of a file in `target` on this machine, or the file itself if it is here; compressed on its way, in pieces."""
+    if isinstance(host, LocalHost):
+        return path
+    size = getattr(host.stat(path), "size", 0)
+    terminal.say(f"从 {host.name} 取回 {path}（{size / 2**20:.1f} MiB）")
+    with host_errors("写入", target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            while data := host.read(path, file.tell(), PIECE):
+                file.write(data)
+                terminal.progress(f"取回 {os.path.basename(path)}: {file.tell() / 2**20:.1f} / {size / 2**20:.1f} MiB")
+    return target
+
+
+def connect(config: SideConfig) -> Host:
     """The host on which a side runs, connected."""
     if config.mode == "local":
+        terminal.say("本机运行")
         return LocalHost()
     host = SshHost(config.ssh)
     terminal.say(f"正在连接到 {host.address}")
@@ -1896,11 +1928,11 @@ def log_files(host: Host, log_path: str) -> dict[str, FileStat]:
     """Files that `log_path` names now: itself, all files in a folder, or what a glob matches; our own reports are none."""
     found = host.stat(log_path)
     if found and found.is_dir:
-        paths = host.find(f"{glob.escape(log_path)}/**/*")
+        files = host.scan(f"{glob.escape(log_path)}/**/*")
     else:
-        paths = [log_path] if found or not glob.has_magic(log_path) else host.find(log_path)
-    paths = [path for path in paths if "/precision_report/" not in path or "precision_report" in log_path]
-    return {path: status for path in paths if (status := host.stat(path)) and not status.is_dir}
+        files = {log_path: found} if found else host.scan(log_path) if glob.has_magic(log_path) else {}
+    ours = "/precision_report/" if "precision_report" not in log_path else "\0"
+    return {path: status for path, status in files.items() if not status.is_dir and ours not in path}
 
 
 class LogWatch:
@@ -1925,9 +1957,9 @@ class LogWatch:
         found = self.host.stat(self.log_path)
         if not (found and found.is_dir):
             is_glob = glob.has_magic(self.log_path) and not found
-            for path in self.host.find((self.log_path if is_glob else glob.escape(self.log_path)) + "[.-]*"):
-                if path not in files and (status := self.host.stat(path)) and not status.is_dir:
-                    files[path] = (status, False)
+            for path, status in self.host.scan((self.log_path if is_glob else glob.escape(self.log_path)) + "[.-]*").items():
+                if not status.is_dir:
+                    files.setdefault(path, (status, False))
         return {path: item for path, item in files.items() if not path.startswith(self.ignore)}
 
     def _bytes(self, path: str, offset: int, limit: int) -> bytes:
@@ -2035,19 +2067,21 @@ class Training:
         self.reader_factory, self.handle = reader_factory or (lambda: None), None
         marker = config.debug.success_marker
         self.markers = {marker.encode("utf-8"), marker.encode("gb18030")}
-        self.launcher_log = f"{output_dir}/{tag}_{side.name}.log"
+        name = f"{tag}_{side.name}.log"
+        self.launcher_log, kept = f"{side.host.scratch(output_dir)}/{name}", f"{output_dir}/{name}"
         self.launcher_offset = 0
-        self.outputs = {"": Output(RunText(side.host, self.launcher_log, self.launcher_log), False, self.reader_factory())}
+        self.outputs = {"": Output(RunText(LocalHost(), kept, kept), False, self.reader_factory())}
         self.marked_at: float | None = None
         self.gone_at: float | None = None
 
     def launch(self, extra_env: dict[str, str]) -> None:
         """Mark the logs, then start `run_script` in `code_path`."""
         host, config = self.side.host, self.side.config
-        host.makedirs(self.folder)
-        host.write(self.launcher_log, b"")
+        LocalHost().makedirs(self.folder)
+        for place, path in ((LocalHost(), self.outputs[""].text.path), (host, self.launcher_log)):
+            place.write(path, b"")
         self.started_at = host.stat(self.launcher_log).mtime_ns / 1e9
-        self.watch = LogWatch(host, config.log_path, self.folder + "/")
+        self.watch = LogWatch(host, config.log_path, os.path.dirname(self.launcher_log) + "/")
         # Block-buffered output would show no progress for minutes and look like a stall.
         env = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1", **extra_env}
         with hold_signals():
@@ -2079,6 +2113,7 @@ class Training:
             self._take_log(origin, data)
         for data in RunText(self.side.host, self.launcher_log, "").chunks(self.launcher_offset):
             self.launcher_offset += len(data)
+            self._keep(self.outputs[""], data)
             self._take(self.outputs[""], data)
 
     def _take_log(self, origin: str, data: bytes) -> None:
@@ -2086,10 +2121,14 @@ class Training:
         if origin not in self.outputs:
             copy = f"{self.folder}/{self.tag}_{self.side.name}_{len(self.outputs)}_{os.path.basename(origin)}"
             self.outputs[origin] = Output(RunText(LocalHost(), copy, origin), True, self.reader_factory())
-        output = self.outputs[origin]
-        with host_errors("写入", output.text.path), open(output.text.path, "ab") as file:
-            file.write(data)
-        self._take(output, data)
+        self._keep(self.outputs[origin], data)
+        self._take(self.outputs[origin], data)
+
+    def _keep(self, output: Output, data: bytes) -> None:
+        """Append to the copy in the output folder, where the launcher's output itself is if the training is on this machine."""
+        if output.text.path != self.launcher_log:
+            with host_errors("写入", output.text.path), open(output.text.path, "ab") as file:
+                file.write(data)
 
     def _take(self, output: Output, data: bytes) -> None:
         """Look for the success marker, and have the progress read."""
@@ -2139,7 +2178,7 @@ class Training:
         ranked = sorted(self.outputs.values(), reverse=True, key=lambda output: (
             scores[output.text] > 0, output.is_log, scores[output.text], output.last_growth))
         texts = tuple(output.text for output in ranked)
-        return Run(self.side.name, self.launcher_log, self.started_at, code, "success", texts[:1], texts)
+        return Run(self.side.name, self.outputs[""].text.path, self.started_at, code, "success", texts[:1], texts)
 
     def _scores(self) -> dict[RunText, int]:
         return scores_of([output.text for output in self.outputs.values()], self.config.debug.log_keywords)
@@ -2232,12 +2271,12 @@ def follow(trainings: list[Training], progress: Callable[[str, Any, Any, float],
     return runs
 
 
-def reuse(sides: list[Side], config: Config) -> dict[str, Run]:
-    """The runs whose logs are there already, for `--reuse-runs`."""
-    return {side.name: reuse_side(side, config) for side in sides}
+def reuse(sides: list[Side], config: Config, output_dir: str | os.PathLike) -> dict[str, Run]:
+    """The runs whose logs are there already, for `--reuse-runs`; a log on another machine is fetched."""
+    return {side.name: reuse_side(side, config, os.path.abspath(output_dir)) for side in sides}
 
 
-def reuse_side(side: Side, config: Config) -> Run:
+def reuse_side(side: Side, config: Config, output_dir: str) -> Run:
     """The log with the most metrics, the newest of several, with the earlier parts of it that a rotation left."""
     host, path = side.host, side.config.log_path
     ages = {RunText(host, name, name): status.mtime_ns for name, status in log_files(host, path).items()
@@ -2248,12 +2287,14 @@ def reuse_side(side: Side, config: Config) -> Run:
     best = max(ages, key=lambda text: (scores[text], ages[text]))
     family = re.sub(r"\.\d+$", "", best.path)  # train.log.2, train.log.1, train.log
     pieces: list[list[RunText]] = [[]]
-    for text in sorted((text for text in ages if re.sub(r"\.\d+$", "", text.path) == family), key=ages.get):
+    for number, text in enumerate(sorted((text for text in ages if re.sub(r"\.\d+$", "", text.path) == family), key=ages.get)):
+        if not isinstance(host, LocalHost):
+            text = RunText(LocalHost(), fetch(host, text.path, f"{output_dir}/reused_{side.name}_{number}_{os.path.basename(text.path)}"), text.origin)
         pieces[-1].append(text)
         if ends_a_run(text, config):
             pieces.append([])
-    metrics = next(piece for piece in pieces if best in piece)
-    others = [text for text in ages if text not in metrics]
+    metrics = next(piece for piece in pieces if best.origin in [text.origin for text in piece])
+    others = [text for text in ages if text.origin not in [taken.origin for taken in metrics]]
     return Run(side.name, "", ages[best] / 1e9, None, "reused", tuple(metrics), (*metrics, *others))
 
 
@@ -3338,6 +3379,17 @@ def find_dump(host: Host, data_dir: str, rank: int, step: int | None = None) -> 
         return None
     stack = os.path.dirname(wanted[-1]) + "/stack.json"
     return DumpFiles(wanted[-1], stack if host.stat(stack) else None, rank, at)
+
+
+def fetch_dump(host: Host, files: DumpFiles, folder: str) -> DumpFiles:
+    """The json files of a dump on this machine; the tensors themselves, if it has any, stay where they are."""
+    stack = files.stack and fetch(host, files.stack, f"{folder}/stack.json")
+    return replace(files, dump=fetch(host, files.dump, f"{folder}/dump.json"), stack=stack)
+
+
+def msprobe_host(hosts: dict[str, Host]) -> Host:
+    """Where msprobe runs: on the machine that has both dumps, else on this one."""
+    return hosts["test"] if hosts["baseline"].name == hosts["test"].name else LocalHost()
 
 
 def load_dump(host: Host, files: DumpFiles) -> Dump:
@@ -4459,8 +4511,10 @@ class CodeTree:
 
     def __init__(self, side: Side):
         self.side, self.root, self.host = side, side.config.code_path, side.host
-        found = self.host.find(os.path.join(glob.escape(self.root), "**", "*.py"))
-        self.files = [f for f in (os.path.relpath(path, self.root) for path in found) if not re.search(r"(^|/)(\.[^/]*|site-packages|node_modules|__pycache__)/", f)]
+        found = self.host.scan(os.path.join(glob.escape(self.root), "**", "*.py"))
+        self.sizes = {os.path.relpath(path, self.root): status.size for path, status in found.items() if not status.is_dir}
+        self.files = [f for f in self.sizes if not re.search(r"(^|/)(\.[^/]*|site-packages|node_modules|__pycache__)/", f)]
+        self._contents: dict[str, bytes] | None = None
         self.sources: dict[str, Source] = {}
         self.funcs: dict[str, list[Func]] = {}
         self.broken: dict[str, str] = {}
@@ -4473,7 +4527,7 @@ class CodeTree:
         """Functions of a file; empty, with the reason in `broken`, when it cannot be read as Python."""
         if file not in self.funcs and file not in self.broken:
             try:
-                self.sources[file] = decode_source(self.host.read(os.path.join(self.root, file)))
+                self.sources[file] = decode_source(self._data(file))
                 self.funcs[file] = parse_func_for_code(file, self.sources[file].text)
             except HostError as error:
                 self.broken[file] = str(error)
@@ -4526,11 +4580,18 @@ class CodeTree:
         likely = sorted(inside, key=lambda f: (name.lower()[:4] not in f.lower(), f.count("/"), f))
         return list(itertools.islice((file for file in likely[:4000] if pattern.search(self._raw(file))), 1))
 
+    def _data(self, file: str) -> bytes:
+        """The contents of a file; all are read at once, since over SSH every question takes its time."""
+        if self._contents is None:
+            names = {os.path.join(self.root, name): name for name in self.files}
+            self._contents = {names[path]: data for path, data in self.host.read_all(names).items()}
+        return self._contents[file] if file in self._contents else self.host.read(os.path.join(self.root, file))
+
     def _raw(self, file: str) -> bytes:
         if file in self.sources:
             return self.sources[file].data
         with contextlib.suppress(HostError):  # a dangling link, or no right to read
-            return self.host.read(os.path.join(self.root, file))
+            return self._data(file)
         return b""
 
     def entry_scripts(self) -> list[str]:
@@ -4569,8 +4630,7 @@ class CodeTree:
             chosen[file] = sum(len(func.statements) for func in self.load(file) if not (func.is_module and file in self.silent_modules))
             total += chosen[file]
             queue += [f for f in self.imported_files(file) if f not in chosen]
-        found = [] if is_library else [self.host.stat(os.path.join(self.root, f)) for f in self.files]
-        if found and sum(status.size for status in found if status) < 40 * budget:
+        if not is_library and sum(self.sizes[f] for f in self.files) < 40 * budget:
             for file in self.files:
                 chosen.setdefault(file, len(self.load(file)))
         return [file for file in chosen if self.funcs.get(file)]
@@ -4579,10 +4639,9 @@ class CodeTree:
         """Texts of the small configuration files in the code and of the run script, by relative path."""
         found = {}
         for ending in ("json", "yaml", "yml", "toml", "ini", "cfg", "sh", "txt"):
-            for path in self.host.find(os.path.join(glob.escape(self.root), "**", f"*.{ending}"))[:200]:
-                status = self.host.stat(path)
-                if status and not status.is_dir and status.size < 1 << 18:
-                    found[os.path.relpath(path, self.root)] = self.host.read(path).decode("utf-8", "replace")
+            listed = list(self.host.scan(os.path.join(glob.escape(self.root), "**", f"*.{ending}")).items())[:200]
+            texts = self.host.read_all(path for path, status in listed if not status.is_dir and status.size < 1 << 18)
+            found |= {os.path.relpath(path, self.root): data.decode("utf-8", "replace") for path, data in texts.items()}
         script = self.side.config.run_script
         found.setdefault(os.path.relpath(script, self.root), self.host.read(script).decode("utf-8", "replace"))
         return found
@@ -5973,19 +6032,24 @@ class Journal:
     """What was changed in the user's code on one host, so that it can be put back after anything.
 
     It lives in a folder `.precision_comparer_<tag>` inside the code: `journal.json`, the original bytes in `originals/`, and
-    the runtime of the prints.  It is written before a file is touched and removed after all files are restored.
+    the runtime of the prints.  It is written before a file is touched and removed after all files are restored.  For code on
+    another machine the same is kept here too (`mirror`), should the folder there be lost.
     """
 
     FOLDER = ".precision_comparer_"
     is_own = True  # whether this process made it
     LITTER = re.compile(r"/\.precision_comparer_(pc[0-9a-f]{6}(/|$)|[0-9a-f]{8}\.tmp$)")  # nothing else is ever removed
-    last_second = 0
+    MIRRORS = "~/.cache/precision_comparer/journals"
+    BEAT_SECONDS, SILENT_SECONDS = 30, 180
+    last_second: dict[str, int] = {}  # by host
 
     def __init__(self, host: Host, root: str, tag: str):
         self.host, self.root, self.tag = host, root, tag
         self.folder = os.path.join(root, self.FOLDER + tag.lstrip("_"))
+        self.mirror = None if isinstance(host, LocalHost) else os.path.join(os.path.expanduser(self.MIRRORS), self.FOLDER + tag.lstrip("_"))
         self.entries: list[dict[str, Any]] = []
         self.injected = b""  # all new contents, one behind the other: they tell what a write in place left when it was cut off
+        self.beaten_at = time.monotonic()
 
     @property
     def runtime(self) -> str:
@@ -5994,11 +6058,15 @@ class Journal:
 
     def begin(self) -> None:
         """Claim the code folder; raises `ConfigError` when another run has claimed it since this one began."""
-        self.host.makedirs(os.path.join(self.folder, "originals"))
+        for host, folder in self._places():
+            host.makedirs(os.path.join(folder, "originals"))
         self.save()
         for other in self.leftovers(self.host, self.root):
             if not other.is_own:
                 other.restore()
+
+    def _places(self) -> list[tuple[Host, str]]:
+        return [(LocalHost(), self.mirror)] * bool(self.mirror) + [(self.host, self.folder)]
 
     def is_in(self, host: Host, root: str) -> bool:
         """Whether this journal's code folder is the one that another host knows as `root`."""
@@ -6008,30 +6076,42 @@ class Journal:
         """The file of an entry; relative names, because the folder may be mounted elsewhere when it is restored."""
         return os.path.join(self.root, entry["file"])
 
-    def digest(self, file: str) -> str:
-        """Digest of a file as it is now; empty if it is gone."""
-        path = os.path.join(self.root, file)
-        return "" if self.host.stat(path) is None else digest_of(self.host.read(path))
+    def examine(self, files: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """What is known of files now and their digests; those that are gone are left out."""
+        paths = {os.path.join(self.root, file): file for file in files}
+        return {paths[path]: found for path, found in self.host.examine(paths).items()}
 
-    def add(self, file: str, before: bytes, after: bytes) -> None:
-        """Note that `file` is about to change from `before` to `after`."""
-        info = self.host.stat(os.path.join(self.root, file))
-        if info is None:
-            raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
-        number = len(self.entries)
-        self.host.write(self._original(number), before)
-        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns,
-                             "number": number, "injected": [len(self.injected), len(after)]})
-        self.injected += after
+    def add(self, changes: dict[str, tuple[bytes, bytes]]) -> None:
+        """Note that these files are about to change: contents before and after."""
+        infos, originals = self.examine(changes), {}
+        for file, (before, after) in changes.items():
+            if file not in infos:
+                raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
+            info, number = infos[file][0], len(self.entries)
+            self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns,
+                                 "number": number, "injected": [len(self.injected), len(after)]})
+            self.injected += after
+            originals[self._original(number)] = before
+        for host, folder in self._places():
+            for error in host.write_all(Content(os.path.join(folder, name), data) for name, data in originals.items()).values():
+                raise error
 
     def _original(self, number: int) -> str:
-        return os.path.join(self.folder, "originals", str(number))
+        return os.path.join("originals", str(number))
 
     def save(self) -> None:
         """Write the journal; only after that may files be changed."""
         owner = {"pid": os.getpid(), "machine": os.uname().nodename, "started": process_start(os.getpid())}
-        self.host.write(os.path.join(self.folder, "injected"), self.injected)
-        self.host.write(os.path.join(self.folder, "journal.json"), json.dumps({"owner": owner, "entries": self.entries}, ensure_ascii=False, indent=1).encode())
+        content = {"owner": owner, "host": self.host.name, "root": self.root, "entries": self.entries}
+        for host, folder in self._places():
+            host.write(os.path.join(folder, "injected"), self.injected)
+            host.write(os.path.join(folder, "journal.json"), json.dumps(content, ensure_ascii=False, indent=1).encode())
+
+    def beat(self) -> None:
+        """Show a start on another machine that this run goes on, by the time of the journal."""
+        if time.monotonic() - self.beaten_at > self.BEAT_SECONDS:
+            self.beaten_at = time.monotonic()
+            self.host.run(["touch", "-c", os.path.join(self.folder, "journal.json")])
 
     def apply(self, contents: dict[str, bytes]) -> dict[str, str]:
         """Write the injected files; returns the digest of each as it is now, be it another's doing.
@@ -6039,24 +6119,22 @@ class Journal:
         All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.  A file that cannot
         be written is left out with a warning; raises `HostError` when none can.
         """
-        Journal.last_second = second = max(int(time.time()), Journal.last_second + 1)
-        found, errors = {}, []
+        written = self.host.stat(os.path.join(self.folder, "journal.json")).mtime_ns // 10**9  # the clock there may be another
+        second = self.last_second[self.host.name] = max(written, self.last_second.get(self.host.name, 0) + 1)
+        now, found, chosen = self.examine(contents), {}, []
         for entry in [e for e in self.entries if e["file"] in contents]:
             file = entry["file"]
-            found[file] = self.digest(file)
+            found[file] = now[file][1] if file in now else ""
             if found[file] != entry["before"]:
                 self.entries.remove(entry)
                 continue
-            try:
-                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
-                self.host.write(self.path(entry), contents[file], entry["mode"], entry_second * 10**9)
-                found[file] = entry["after"]
-            except HostError as error:
-                errors.append(error)
-                del found[file]
-        if errors and not found:
-            raise errors[0]
-        for error in errors:
+            found[file] = entry["after"]
+            chosen.append(Content(self.path(entry), contents[file], entry["mode"], max(second, entry["mtime_ns"] // 10**9 + 1) * 10**9))
+        errors = self.host.write_all(chosen)
+        found = {file: digest for file, digest in found.items() if os.path.join(self.root, file) not in errors}
+        for error in errors.values():
+            if not found:
+                raise error
             terminal.warn(f"{error}, 没有在其中插入打印")
         return found
 
@@ -6070,35 +6148,46 @@ class Journal:
 
         Raises `HostError` when a file cannot be written; it stays in the journal for the next try.
         """
-        for name in ("runtime.py", "sites.json", "__pycache__"):  # makes room where the disk is full
-            self._sweep(os.path.join(self.folder, name))
-        conflicts, left = [], self.entries
+        self._sweep(*(os.path.join(self.folder, name) for name in ("runtime.py", "sites.json", "__pycache__")))  # makes room where the disk is full
+        conflicts, left, reasons = [], self.entries, {}
         for _ in range(2):  # what was restored made room for the rest
-            failed, reasons = [], []
-            for entry in left:
-                try:
-                    conflicts += self._restore(entry)
-                except HostError as error:
-                    failed.append(entry)
-                    reasons.append(str(error))
-            left = failed
+            reasons = self._restore(left, conflicts)
+            left = [entry for entry in left if entry["number"] in reasons]
         if left:
-            raise HostError(f"{len(left)} 个文件没有还原: {'; '.join(dict.fromkeys(reasons))}", f"插入打印前的内容保存在 {self.folder}, 排除原因后用 --restore 还原")
+            raise HostError(f"{len(left)} 个文件没有还原: {'; '.join(dict.fromkeys(reasons.values()))}", f"插入打印前的内容保存在 {self.folder}, 排除原因后用 --restore 还原")
         self._close()
         return conflicts
 
-    def _restore(self, entry: dict[str, Any]) -> list[str]:
-        path = self.path(entry)
-        info = self.host.stat(path)
-        if info is None:
-            return [f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}"]
-        now = self.digest(entry["file"])
-        if now not in (entry["before"], entry["after"]) and not self._is_half_written(entry):
-            return [f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}"]
-        if (now, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
-            self.host.write(path, self._before(entry), entry["mode"], entry["mtime_ns"])
-        self._forget_bytecode(path)
-        return []
+    def _restore(self, entries: list[dict[str, Any]], conflicts: list[str]) -> dict[int, str]:
+        """Restore some entries; returns why it was not possible, by number."""
+        now, changed, failed = self.examine(entry["file"] for entry in entries), [], {}
+        for entry in entries:
+            info, digest = now.get(entry["file"], (None, ""))
+            try:
+                if info and not digest:
+                    failed[entry["number"]] = f"无法读取 {self.path(entry)}"
+                elif info is None:
+                    conflicts.append(f"{self.path(entry)} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}")
+                elif digest not in (entry["before"], entry["after"]) and not self._is_half_written(entry):
+                    conflicts.append(f"{self.path(entry)} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}")
+                elif (digest, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
+                    changed.append(entry)
+            except HostError as error:
+                failed[entry["number"]] = str(error)
+        contents, damaged = self._originals(changed)
+        errors = self.host.write_all(Content(self.path(e), contents[e["number"]], e["mode"], e["mtime_ns"]) for e in changed if e["number"] in contents)
+        failed |= damaged | {entry["number"]: str(errors[self.path(entry)]) for entry in changed if self.path(entry) in errors}
+        self._forget_bytecode([self.path(entry) for entry in entries if entry["number"] not in failed])
+        return failed
+
+    def _originals(self, entries: list[dict[str, Any]]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Contents from before the prints, from wherever they are undamaged; and why there are none."""
+        found: dict[int, bytes] = {}
+        for host, folder in reversed(self._places()):
+            paths = {os.path.join(folder, self._original(entry["number"])): entry for entry in entries if entry["number"] not in found}
+            found |= {paths[path]["number"]: data for path, data in host.read_all(paths).items() if digest_of(data) == paths[path]["before"]}
+        return found, {entry["number"]: f"{os.path.join(self.folder, self._original(entry['number']))} 已损坏, 不能用来还原 {self.path(entry)}"
+                       for entry in entries if entry["number"] not in found}  # fmt: skip
 
     def _is_half_written(self, entry: dict[str, Any]) -> bool:
         """Whether a write in place was cut off: the file has the head of one version and the rest of the other."""
@@ -6107,10 +6196,10 @@ class Journal:
         return any(now == new[: (n := len(os.path.commonprefix([now, new])))] + old[n:] for new, old in ((after, before), (before, after)))
 
     def _before(self, entry: dict[str, Any]) -> bytes:
-        data = self.host.read(self._original(entry["number"]))
-        if digest_of(data) != entry["before"]:
-            raise HostError(f"{self._original(entry['number'])} 已损坏, 不能用来还原 {self.path(entry)}")
-        return data
+        found, damaged = self._originals([entry])
+        if damaged:
+            raise HostError(damaged[entry["number"]])
+        return found[entry["number"]]
 
     def _keep(self, entry: dict[str, Any]) -> str:
         path = self.path(entry)
@@ -6121,24 +6210,25 @@ class Journal:
         self.host.write(kept, self._before(entry), entry["mode"], entry["mtime_ns"])
         return kept
 
-    def _forget_bytecode(self, path: str) -> None:
-        folder, name = os.path.split(path)
-        for compiled in self.host.find(os.path.join(glob.escape(folder), "__pycache__", glob.escape(name.removesuffix(".py")) + ".*.pyc")):
-            self.host.remove(compiled)
+    def _forget_bytecode(self, paths: list[str]) -> None:
+        names = {path.removesuffix(".py") for path in paths}
+        for folder in {os.path.dirname(path) for path in paths}:
+            compiled = self.host.find(os.path.join(glob.escape(folder), "__pycache__", "*.pyc"))
+            self.host.remove(*(path for path in compiled if os.path.join(folder, os.path.basename(path).split(".")[0]) in names))
 
     def _close(self) -> None:
         """Remove the journal first: without it the folder is only litter, which the next start sweeps away."""
-        for folder in {os.path.dirname(self.path(entry)) for entry in self.entries}:
-            for temporary in self.host.find(os.path.join(glob.escape(folder), self.FOLDER + "*.tmp")):
-                self._sweep(temporary)  # of a write that was killed
+        for folder in {os.path.dirname(self.path(entry)) for entry in self.entries}:  # of a write that was killed
+            self._sweep(*self.host.find(os.path.join(glob.escape(folder), self.FOLDER + "*.tmp")))
         self._sweep(os.path.join(self.folder, "journal.json"))
         self._sweep(self.folder)
+        if self.mirror:
+            LocalHost().remove(self.mirror)
 
-    def _sweep(self, path: str) -> None:
+    def _sweep(self, *paths: str) -> None:
         """Remove what is ours; a process of the training may still write bytecode there, and then the next start does it."""
-        if self.LITTER.search(path):
-            with contextlib.suppress(HostError):
-                self.host.remove(path)
+        with contextlib.suppress(HostError):
+            self.host.remove(*filter(self.LITTER.search, paths))
 
     @classmethod
     def leftovers(cls, host: Host, root: str) -> list["Journal"]:
@@ -6152,7 +6242,20 @@ class Journal:
         found = [cls._open(host, path) for path in ours if host.stat(os.path.join(path, "journal.json"))]
         for path in set(ours) - {journal.folder for journal in found}:
             cls(host, root, "")._sweep(path)  # died before any file was touched, or after all were restored
-        return found
+        return found + list(cls._mirrored(host, root, {os.path.basename(journal.folder) for journal in found}))
+
+    @classmethod
+    def _mirrored(cls, host: Host, root: str, known: set[str]) -> Iterator["Journal"]:
+        """Journals of which only the copy on this machine is left; of their files those count in which our prints still are."""
+        for path in glob.glob(os.path.join(os.path.expanduser(cls.MIRRORS), cls.FOLDER + "*", "journal.json")):
+            name, content = os.path.basename(os.path.dirname(path)), json.loads(LocalHost().read(path))
+            if name in known or (content["host"], content["root"]) != (host.name, root):
+                continue
+            journal = cls(host, root, name.removeprefix(cls.FOLDER))
+            journal._check_owner(content["owner"])
+            now = journal.examine(entry["file"] for entry in content["entries"])
+            journal.entries = [entry for entry in content["entries"] if entry["file"] in now and now[entry["file"]][1] == entry["after"]]
+            yield journal
 
     @classmethod
     def _open(cls, host: Host, folder: str) -> "Journal":
@@ -6162,11 +6265,20 @@ class Journal:
             owner, journal.entries = content["owner"], content["entries"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder} 里的 journal.json 已损坏, 不能自动还原代码", f"插入打印前的内容保存在 {folder}/originals, 请手动还原后删除这个文件夹") from error
-        is_here = owner["machine"] == os.uname().nodename
-        journal.is_own = is_here and owner["pid"] == os.getpid()
-        if is_here and not journal.is_own and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
-            raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {journal.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
+        journal._check_owner(owner)
         return journal
+
+    def _check_owner(self, owner: dict[str, Any]) -> None:
+        """Raise `ConfigError` if the run that wrote this journal still goes on."""
+        is_here = owner["machine"] == os.uname().nodename
+        self.is_own = is_here and owner["pid"] == os.getpid()
+        if not is_here:
+            written = self.host.stat(os.path.join(self.folder, "journal.json"))
+            if written and float(self.host.run(["date", "+%s"]).out) - written.mtime_ns / 1e9 < self.SILENT_SECONDS:
+                hint = f"请等它结束; 它若已经不在, 请过 {self.SILENT_SECONDS // 60} 分钟再试"
+                raise ConfigError(f"{owner['machine']} 上的 PrecisionComparer (进程 {owner['pid']}) 正在 {self.root} 中插入打印", hint)
+        elif not self.is_own and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
+            raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {self.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
 
 
 def _is_alive(pid: int) -> bool:
@@ -6186,10 +6298,15 @@ class Injection:
     """The prints of one round on one side."""
 
     side: Side
-    tag: str
+    journal: Journal
     sites: dict[int, Site]
     files: list[str]
     left_out: list[str]
+
+    @property
+    def tag(self) -> str:
+        """What marks the prints of this round."""
+        return self.journal.tag
 
 
 @dataclass(frozen=True)
@@ -6224,9 +6341,9 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
     `done` holds what is injected already, by the digest of the result: (digest of the original, sites).  A file that is
     in it was reached under another name or by the other side, and prints with the numbers it has.
     """
-    injection = Injection(side, journal.tag, {}, [], [])
+    injection = Injection(side, journal, {}, [], [])
     planned: dict[str, tuple[str, list[Site]]] = {}
-    contents: dict[str, bytes] = {}
+    made: dict[str, bytes] = {}
     for file in files:
         funcs = code.load(file)
         source = code.sources.get(file)
@@ -6240,17 +6357,15 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
         injection.left_out += [f"{file}: {reason}"] if reason else []
         if data is None:
             continue
-        planned[file] = digest_of(source.data), kept
-        if (now := journal.digest(file)) == planned[file][0]:
-            journal.add(file, source.data, data)
-            contents[file] = data
-        else:
-            _adopt_sites(injection, file, now, planned[file], done)
+        planned[file], made[file] = (digest_of(source.data), kept), data
+    now = {file: digest for file, (_, digest) in journal.examine(made).items()}
+    contents = {file: data for file, data in made.items() if now.get(file) == planned[file][0]}
+    journal.add({file: (code.sources[file].data, data) for file, data in contents.items()})
     journal.save()
-    found = journal.apply(contents)
-    done.update({now: planned[file] for file, now in found.items() if now == digest_of(contents[file])})
-    for file, now in found.items():
-        _adopt_sites(injection, file, now, planned[file], done)
+    found = {file: now.get(file, "") for file in made if file not in contents} | journal.apply(contents)
+    done.update({digest: planned[file] for file, digest in found.items() if file in contents and digest == digest_of(contents[file])})
+    for file, digest in found.items():
+        _adopt_sites(injection, file, digest, planned[file], done)
     return injection
 
 
@@ -8472,7 +8587,7 @@ class Search:
 def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bool) -> tuple[dict[str, Metrics], Comparison]:
     """Launch both trainings (or take what is there), read loss and grad norm, and compare them."""
     terminal.stage(3, 6, "读取已有的训练日志..." if reuse_runs else "启动训练并等待结束...")
-    runs = reuse(sides, config) if reuse_runs else launch(sides, config, folder, "first", {})
+    runs = reuse(sides, config, folder) if reuse_runs else launch(sides, config, folder, "first", {})
     terminal.stage(4, 6, "解析 loss 和 grad norm...")
     metrics = {side.name: read_metrics(new_text(runs[side.name]), config.debug.log_keywords, side.name) for side in sides}
     for name, found in metrics.items():
@@ -8485,11 +8600,13 @@ def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bo
     return metrics, comparison
 
 
-def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[str, str]) -> dict[str, Run]:
-    """Run both trainings to their end, with a progress line a side."""
+def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[str, str], journals: Iterable[Journal] = ()) -> dict[str, Run]:
+    """Run both trainings to their end, with a progress line a side; `journals` tell other machines that we go on."""
     def progress(side: str, step: int | None, loss: float | None, seconds: float) -> None:
         at = f"step {step}, loss {loss:.6g}" if step is not None and loss is not None else "等待第一步"
         terminal.progress(f"{side}: {at}, 已用 {seconds:.0f} s")
+        for journal in journals:
+            journal.beat()
 
     for side in sides:
         terminal.say(f"启动 {side.name}: {side.config.run_script}")
@@ -8518,12 +8635,14 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
         if missing:
             terminal.warn(f"没有可用的 msprobe dump: {', '.join(missing)}; 定位将从入口脚本开始")
             return finding
-        dumps = {name: load_dump(hosts[name], found[name]) for name in where}
+        near = {name: fetch_dump(hosts[name], found[name], f"{folder}/dump_{name}") for name in where}
+        dumps = {name: load_dump(LocalHost(), near[name]) for name in where}
         check_pair(dumps["baseline"], dumps["test"])
     except (MsprobeError, HostError) as error:
         terminal.warn(f"dump 不能使用: {error}; 定位将从入口脚本开始")
         return finding
-    rows, path = _dump_rows(hosts["test"], config, folder, found, dumps)
+    host = msprobe_host(hosts)
+    rows, path = _dump_rows(host, config, folder, near if isinstance(host, LocalHost) else found, dumps)
     finding.mismatch = first_mismatch(rows, config.debug.trace_threshold, phase, dumps["test"], dumps["baseline"])
     for side in sides:
         finding.files[side.name] = stack_files(dumps[side.name], config, trees[side.name])
@@ -8541,11 +8660,14 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
 
 
 def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFiles], dumps: dict[str, Dump]) -> tuple[list[Row], str | None]:
-    out_dir = config.msprobe.compare_output_dir or str(folder / "msprobe")
+    out_dir = config.msprobe.compare_output_dir
+    if not out_dir.startswith("/"):
+        out_dir = f"{host.scratch(str(folder))}/msprobe"
     try:
         result = run_msprobe_compare(host, config.msprobe, found["baseline"], found["test"], out_dir, terminal.progress)
-        terminal.say(f"msprobe {result.version} 的结果: {result.path}, 共 {len(result.rows)} 行")
-        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), result.path
+        path = fetch(host, result.path, f"{folder}/msprobe/{os.path.basename(result.path)}")
+        terminal.say(f"msprobe {result.version} 的结果: {path}, 共 {len(result.rows)} 行")
+        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), path
     except (MsprobeError, HostError) as error:
         terminal.warn(f"msprobe compare 未成功: {error}; 改为直接读取两侧的 dump.json")
         return rows_from_dumps(dumps["baseline"], dumps["test"]), None
@@ -8623,7 +8745,7 @@ def run_round(search: Search, number: int) -> None:
         for side in sides:
             terminal.say(f"  {side.name}: 插入 {len(injections[side.name].sites)} 处打印")
         try:
-            runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"})
+            runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"}, [i.journal for i in injections.values()])
         except RunError as error:
             blamed = blamed_files(search, str(error), injections)
             if not blamed:
@@ -8766,8 +8888,7 @@ def connect_sides(config: Config) -> list[Side]:
     for number, name in enumerate(("baseline", "test"), 1):
         terminal.stage(number, 6, f"连接到{name}服务器...")
         side_config = getattr(config, name)
-        sides.append(Side(name, side_config, connect(name, side_config)))
-        terminal.say("本机运行" if side_config.mode == "local" else f"成功连接到 {side_config.ssh.host}")
+        sides.append(Side(name, side_config, connect(side_config)))
     return sides
 
 
@@ -8891,6 +9012,7 @@ def _interrupt(signum: int, frame: Any) -> None:
     """End in order; a second Ctrl-C of an impatient user must not cut short what stops the training and restores the code."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
+    SshHost.patience = HURRY_SECONDS
     raise KeyboardInterrupt
 
 

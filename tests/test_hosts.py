@@ -325,4 +325,4 @@ def test_makedirs_and_remove(tmp_path):
 
 def test_connect():
     local = pc.SideConfig(log_path="/l", code_path="/c", run_script="/r")
-    assert isinstance(pc.connect("test", local), pc.LocalHost) and pc.connect("test", local).name == pc.connect("baseline", local).name
+    assert isinstance(pc.connect(local), pc.LocalHost) and pc.connect(local).name == pc.connect(local).name
