@@ -6,21 +6,26 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import precision_comparer as pc
 import test_hosts
+import test_narrowing
 
 SUDO = [] if os.getuid() == 0 else ["sudo", "-n"]
+PATH = f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
@@ -64,10 +69,8 @@ class Server:
         self.trust()
         settings = [f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {folder}/host_key", f"AuthorizedKeysFile {folder}/authorized_keys",
                     f"PidFile {folder}/pid", "StrictModes no", "UsePAM no", "PermitRootLogin yes", "LogLevel VERBOSE", "MaxStartups 100",
-                    f"SetEnv PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin PYTHON={sys.executable}",
-                    *lines]  # fmt: skip
-        if not any(line.startswith("Subsystem") for line in lines):
-            settings.append("Subsystem sftp internal-sftp")
+                    *lines, "Subsystem sftp internal-sftp", f"SetEnv {PATH} PYTHON={sys.executable}"]  # fmt: skip
+        settings = list({line.split()[0]: line for line in reversed(settings)}.values())  # the first of a kind counts
         (folder / "config").write_text("\n".join(settings) + "\n")
         self.start()
 
@@ -165,3 +168,198 @@ def test_a_remote_host_does_what_this_machine_does(name, tmp_path, monkeypatch, 
     test = getattr(test_hosts, name)
     given = {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
     test(**{key: given[key] for key in inspect.signature(test).parameters})
+
+
+# ---- small trainings through the real command ----
+
+SCRIPT = Path(pc.__file__).resolve()
+PYTHON = next(filter(os.path.exists, ("/usr/bin/python3", "/usr/local/bin/python3", sys.executable)))  # that any user may run
+
+
+def training(pause: float = 0.0) -> dict[str, str]:
+    """The files of a pure-Python training of four steps that waits `pause` seconds before each."""
+    text = test_narrowing.TRAINING.replace("import random\n", "import random\nimport time\n", 1)
+    step = "    loss, mean = forward("
+    assert text.count(step) == 1
+    return {**test_narrowing.FILES, "train.py": text.replace(step, f"    time.sleep({pause})\n{step}")}
+
+
+@dataclass
+class Ended:
+    """A command that ended: its exit code and everything that it showed."""
+
+    code: int
+    out: str
+    folder: Path
+
+    @property
+    def report(self) -> dict:
+        """`report.json`."""
+        return json.loads((self.folder / "out" / "report.json").read_text())
+
+    def located(self) -> bool:
+        """Whether the planted bug was named."""
+        return self.code == 1 and self.report["location"]["test"]["code"].startswith("self.scale = 1.0 / math.sqrt(2.1)")
+
+
+class Trial:
+    """Two trainings that differ in one constant, each on a server (or here), and the command that compares them.
+
+    Every launch of a training is noted in `starts` of its side.
+    """
+
+    def __init__(self, folder: Path, baseline: dict | None, test: dict | None, pause: float = 0.0, test_folder: Path | None = None, **debug):
+        self.folder, self.home = folder, folder / "home"
+        self.places = {"baseline": folder / "baseline", "test": test_folder or folder / "test"}
+        self.home.mkdir(parents=True)
+        config = {"debug": {"log_keywords": ["lm loss", "grad norm"], "tolerance": 1e-9, **debug}}
+        for side, ssh in (("baseline", baseline), ("test", test)):
+            place = self.places[side]
+            (place / "code").mkdir(parents=True)
+            for name, text in training(pause).items():
+                changed = text.replace("math.sqrt(2.0)", "math.sqrt(2.1)") if side == "test" else text
+                (place / "code" / name).write_text(changed)
+                os.utime(place / "code" / name, ns=(1, 1_600_000_000_123_456_789))
+                (place / "code" / name).chmod(0o640)
+            command = f"{PYTHON} train.py | tee ../train.log"
+            note = "date +%s.%N >> ../"
+            (place / "run.sh").write_text(f"cd {shlex.quote(str(place / 'code'))}\n{note}starts\n{command}\n{note}ends\n")
+            config[side] = {"mode": "remote" if ssh else "local", "log_path": f"{place}/train.log", "code_path": f"{place}/code", "run_script": f"{place}/run.sh"}
+            config[side] |= {"ssh": ssh} if ssh else {}
+        self.before = self.state()
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def state(self) -> dict[str, tuple]:
+        """Contents, permissions, owner and modification time of every file of both code trees."""
+        found = {}
+        for side, place in self.places.items():
+            for path in (place / "code").rglob("*"):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    status = path.stat()
+                    found[f"{side}/{path.name}"] = path.read_bytes(), status.st_mode, status.st_uid, status.st_mtime_ns
+        return found
+
+    def starts(self, side: str, name: str = "starts") -> list[float]:
+        """When the trainings of a side started (or ended)."""
+        path = self.places[side] / name
+        return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+    def begin(self, *words: str, prefix: tuple[str, ...] = (), **env: str) -> subprocess.Popen:
+        """Start the command."""
+        command = [*prefix, sys.executable, str(SCRIPT), "--config", str(self.folder / "config.json"), "--output-dir", str(self.folder / "out"), "--no-llm", *words]
+        env = {**os.environ, "HOME": str(self.home), "NO_COLOR": "1", **env}
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+    def end(self, process: subprocess.Popen, is_restored: bool = True) -> Ended:
+        """Wait for a command; whatever happened, the code is as it was."""
+        out, _ = process.communicate(timeout=120)
+        assert "Traceback" not in out, out
+        if is_restored:
+            assert self.state() == self.before, out
+            assert not list(self.folder.glob("*/code/.precision_comparer_*")) and not list(self.home.glob(".cache/*/journals/*"))
+        return Ended(process.returncode, out, self.folder)
+
+    def run(self, *words: str) -> Ended:
+        """Run the command to its end."""
+        return self.end(self.begin(*words))
+
+
+def test_both_sides_on_one_machine_run_one_after_the_other(tmp_path, first):
+    trial = Trial(tmp_path, first.ssh(), first.ssh(), pause=0.1)
+    done = trial.run()
+    assert done.located() and done.report["reruns"] == 1, done.out
+    user = getpass.getuser()
+    assert f"[1/6] 连接到baseline服务器...\n正在连接到 {user}@127.0.0.1:{first.port}\n成功连接到 127.0.0.1\n" in done.out
+    assert len(trial.starts("baseline")) == len(trial.starts("test")) == 2
+    assert trial.starts("baseline", "ends")[0] < trial.starts("test")[0]
+    assert "本机" not in done.out and (tmp_path / "out" / "first_test.log").read_text().endswith("training success\n")
+
+
+def test_two_machines_train_at_the_same_time(tmp_path, first, second):
+    trial = Trial(tmp_path, first.ssh(), second.ssh(), pause=0.4)
+    done = trial.run("--compare-only")
+    assert done.code == 4, done.out
+    assert trial.starts("test")[0] < trial.starts("baseline", "ends")[0] and trial.starts("baseline")[0] < trial.starts("test", "ends")[0]
+
+
+def test_one_side_here_and_one_there(tmp_path, first):
+    done = Trial(tmp_path, None, first.ssh()).run()
+    assert done.located() and "本机运行" in done.out, done.out
+
+
+# ---- a machine that is not like ours ----
+
+
+@pytest.fixture(scope="session")
+def open_folder():
+    """A folder that every user may enter: pytest closes its own ones to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def user(open_folder):
+    """A user with a password, whose home has spaces and Chinese characters and whose shell greets at every login."""
+    name, password = "pc_remote_test", "geheim-密 '1$"
+    home = open_folder / "家 目录 of $USER"
+    crypted = subprocess.run(["openssl", "passwd", "-6", "-stdin"], input=password, capture_output=True, text=True, check=True).stdout.strip()
+    subprocess.run([*SUDO, "useradd", "-m", "-d", str(home), "-s", "/bin/bash", "-p", crypted, name], check=True)
+    banner = "echo '欢迎使用 ****** 计算集群'\necho 'No space left on device 0 running' >&2\nprintf '\\n%s' 'no newline at the end'\n"
+    subprocess.run([*SUDO, "tee", str(home / ".bashrc"), str(home / ".profile")], input=banner, text=True, stdout=subprocess.DEVNULL, check=True)
+    yield {"name": name, "password": password, "home": home}
+    subprocess.run([*SUDO, "userdel", "-r", name], capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def strange(open_folder, user):
+    """A machine that runs an external SFTP server in the greeting shell and shows a banner of its own."""
+    folder = open_folder / "strange"
+    folder.mkdir()
+    (folder / "banner").write_text("Authorized users only\n")
+    server = next(path for path in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server") if os.path.exists(path))
+    with serving(folder / "ssh", f"Banner {folder}/banner", f"Subsystem sftp {server}", "PasswordAuthentication yes") as machine:
+        yield machine
+
+
+def test_password_greeting_shell_and_a_home_with_spaces_and_chinese(tmp_path, strange, user, monkeypatch):
+    place = user["home"] / "训练 1"
+    monkeypatch.setenv("REMOTE_PASSWORD", user["password"])
+    by_password = strange.ssh(username=user["name"], key_filename=None, password_env="REMOTE_PASSWORD")
+    trial = Trial(tmp_path, strange.ssh(), by_password, test_folder=place, pause=0.2)
+    subprocess.run([*SUDO, "chown", "-R", user["name"], str(place)], check=True)
+    trial.before = trial.state()
+    process = trial.begin()
+    seen = b""
+    while process.poll() is None and not trial.starts("test", "ends"):
+        seen += b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK) and path.exists())
+        time.sleep(0.1)
+    done = trial.end(process)
+    assert done.located(), done.out
+    kept = done.out + "".join(path.read_text(errors="replace") for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert user["password"] not in kept and user["password"].encode() not in seen and b"train.py" in seen
+    assert "欢迎" not in kept
+
+
+def test_code_that_may_not_be_written(tmp_path, open_folder, strange, user):
+    place = open_folder / "closed"
+    trial = Trial(tmp_path, strange.ssh(), strange.ssh(username=user["name"], key_filename=None, password=user["password"]), test_folder=place)
+    for path in place.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for name in ("train.log", "starts", "ends"):
+        (trial.places["test"] / name).touch()
+        (trial.places["test"] / name).chmod(0o666)
+    trial.before = trial.state()
+    done = trial.run()
+    assert "test.code_path 不可写" in done.out and "没有权限" in done.out and done.code == 3, done.out
+    assert len(done.report["metrics"]["loss"]) and done.report["verdict"] == "not_located"
+
+
+def test_a_clock_an_hour_ahead(tmp_path, first):
+    library = next(path for path in map(Path, ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")) if path.exists())
+    with serving(tmp_path / "ssh", f"SetEnv LD_PRELOAD={library} FAKETIME=+3600 FAKE_UTIME=1 {PATH}") as ahead:
+        assert float(ahead.host().run(["date", "+%s"]).out) - time.time() > 3500
+        trial = Trial(tmp_path / "trial", first.ssh(), ahead.ssh())
+        trial.places["test"].joinpath("train.log").write_text("iteration 1 | lm loss: 9.0 | grad norm: 9.0\ntraining success\n")
+        done = trial.run()
+    assert done.located() and trial.starts("test")[0] - trial.starts("baseline")[0] > 3500, done.out
