@@ -1269,9 +1269,11 @@ def log_in(address: Address, ssh: SshConfig, trust: Trust, connected: Any) -> pa
             address.host, address.port, address.user, password or None, key_filename=list(address.keys) or None, sock=connected,
             timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, compress=True,
             allow_agent=not password, look_for_keys=not password and not ssh.key_filename)  # fmt: skip
-    except BaseException:
+    except BaseException as error:
         hang_up([client])
         connected.close()
+        if isinstance(error, paramiko.AuthenticationException) and re.search("transport shut down|timeout", str(error)):
+            raise EOFError("登录时连接断开") from error  # paramiko does not tell a broken connection from a refused password
         raise
     client.get_transport().set_keepalive(15)
     return client

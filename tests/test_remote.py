@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -246,7 +247,8 @@ class Trial:
 
     def begin(self, *words: str, prefix: tuple[str, ...] = (), **env: str) -> subprocess.Popen:
         """Start the command."""
-        command = [*prefix, sys.executable, str(SCRIPT), "--config", str(self.folder / "config.json"), "--output-dir", str(self.folder / "out"), "--no-llm", *words]
+        quick = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import precision_comparer as pc; pc.RETRY_SECONDS = (0.1, 0.5); sys.exit(pc.main())"
+        command = [*prefix, sys.executable, "-c", quick, "--config", str(self.folder / "config.json"), "--output-dir", str(self.folder / "out"), "--no-llm", *words]
         env = {**os.environ, "HOME": str(self.home), "NO_COLOR": "1", **env}
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
@@ -301,7 +303,7 @@ def open_folder():
 @pytest.fixture(scope="session")
 def user(open_folder):
     """A user with a password, whose home has spaces and Chinese characters and whose shell greets at every login."""
-    name, password = "pc_remote_test", "geheim-密 '1$"
+    name, password = f"pc{os.urandom(4).hex()}", "geheim-密 '1$"
     home = open_folder / "家 目录 of $USER"
     crypted = subprocess.run(["openssl", "passwd", "-6", "-stdin"], input=password, capture_output=True, text=True, check=True).stdout.strip()
     subprocess.run([*SUDO, "useradd", "-m", "-d", str(home), "-s", "/bin/bash", "-p", crypted, name], check=True)
@@ -363,3 +365,157 @@ def test_a_clock_an_hour_ahead(tmp_path, first):
         trial.places["test"].joinpath("train.log").write_text("iteration 1 | lm loss: 9.0 | grad norm: 9.0\ntraining success\n")
         done = trial.run()
     assert done.located() and trial.starts("test")[0] - trial.starts("baseline")[0] > 3500, done.out
+
+
+# ---- connections that break ----
+
+
+class Wire:
+    """A TCP proxy in front of a server that cuts connections, and counts them and the bytes that came from the server."""
+
+    def __init__(self, server: Server, cut_after: int | None = None):
+        self.server, self.cut_after, self.connections, self.received, self.cuts = server, cut_after, 0, 0, 0
+        self.open: set[socket.socket] = set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        words = (server.folder / "host_key.pub").read_text().split()[:2]
+        self.known_hosts = server.folder / f"known_hosts_{self.port}"
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {' '.join(words)}\n")
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def ssh(self) -> dict:
+        """The `ssh` section that reaches the server through here."""
+        return self.server.ssh(port=self.port, known_hosts=str(self.known_hosts))
+
+    def _accept(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                near = self.listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.server.port))
+                self.connections += 1
+                self.open |= {near, far}
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._copy, args=(source, target, source is far), daemon=True).start()
+            if self.listener.fileno() < 0:
+                return
+
+    def _copy(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+        count = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+                count += len(data)
+                self.received += len(data) * counts
+                if counts and self.cut_after and count > self.cut_after:
+                    break
+        self._reset({source, target})
+
+    def _reset(self, ends: set[socket.socket]) -> None:
+        """Close without a farewell, as a network that fails."""
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+            self.open.discard(end)
+
+    def cut(self) -> None:
+        """Break every connection."""
+        self.cuts += bool(self.open)
+        self._reset(set(self.open))
+
+    def cut_often(self, times: int, is_over) -> None:
+        """Break each connection a while after it was made, ever later, so that every kind of work is hit and some gets through."""
+        for number in range(times):
+            seen = self.connections
+            if test_hosts.wait_for(lambda: self.connections > seen or is_over(), 20) and is_over():
+                return
+            time.sleep(0.1 + 0.08 * (number % 9))
+            self.cut()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.listener.close()
+        self.cut()
+
+
+@pytest.fixture
+def wire(first):
+    """A wire to the first machine."""
+    wire = Wire(first)
+    yield wire
+    wire.close()
+
+
+def test_a_server_that_is_killed_and_started_again_during_a_training(tmp_path):
+    with serving(tmp_path / "ssh") as server:
+        trial = Trial(tmp_path / "trial", server.ssh(), server.ssh(), pause=0.8)
+        process = trial.begin("--compare-only")
+        assert test_hosts.wait_for(lambda: trial.starts("baseline"), 30)
+        server.kill()
+        time.sleep(1)
+        server.start()
+        done = trial.end(process)
+    assert done.code == 4 and "的连接断开" in done.out and "已重新连接到 127.0.0.1" in done.out, done.out
+    assert len(trial.starts("baseline")) == len(trial.starts("test")) == 1
+    assert done.report["metrics"]["loss"]["steps_compared"] == 4
+
+
+def test_twenty_dropped_connections(tmp_path, wire):
+    trial = Trial(tmp_path, wire.ssh(), wire.ssh(), pause=0.3)
+    process = trial.begin()
+    assert test_hosts.wait_for(lambda: trial.starts("baseline"), 30)
+    wire.cut()
+    wire.cut_often(24, lambda: process.poll() is not None)
+    done = trial.end(process)
+    assert done.located() and done.report["reruns"] == 1, done.out
+    assert wire.cuts > 20 and wire.connections > 20 and "已重新连接到" in done.out, (wire.cuts, wire.connections, done.out)
+    assert len(trial.starts("baseline")) == len(trial.starts("test")) == 2  # the first run and one rerun
+
+
+def test_a_cut_in_the_middle_of_a_transfer_costs_one_piece(tmp_path, first, monkeypatch):
+    monkeypatch.setattr(pc, "PIECE", 1 << 20)
+    data = os.urandom(16 << 20)
+    (tmp_path / "big").write_bytes(data)
+    wire = Wire(first, cut_after=5 << 20)
+    host = pc.SshHost(pc.SshConfig(**wire.ssh()))
+    host.open()
+    path = pc.fetch(host, str(tmp_path / "big"), str(tmp_path / "here" / "big"))
+    assert Path(path).read_bytes() == data and wire.connections >= 4
+    assert wire.received < 22 << 20  # every cut lost at most the piece under way
+    wire.cut_after = None
+    host.close()
+    wire.close()
+
+
+def test_contents_are_compressed_on_their_way(tmp_path, wire):
+    (tmp_path / "dump.json").write_text(json.dumps({"data": {f"Tensor.__mul__.{n}.forward": {"Max": n, "Min": 0.25} for n in range(60000)}}))
+    host = pc.SshHost(pc.SshConfig(**wire.ssh()))
+    host.open()
+    data = host.read(str(tmp_path / "dump.json"))
+    assert data == (tmp_path / "dump.json").read_bytes() and wire.received < len(data) / 4
+    host.close()
+
+
+def test_a_write_that_is_cut_leaves_the_old_file_or_the_new(tmp_path, wire):
+    host = pc.SshHost(pc.SshConfig(**wire.ssh()))
+    host.open()
+    paths = [tmp_path / f"{number}.py" for number in range(30)]
+    for path in paths:
+        path.write_bytes(b"old")
+    written = []
+
+    def write():
+        for text in (b"first" * 5000, b"second" * 5000, b"third" * 5000):
+            assert host.write_all(pc.Content(str(path), text, 0o600, 123456789 * 10**9 + 7) for path in paths) == {}
+            written.append({(path.read_bytes(), path.stat().st_mode & 0o777, path.stat().st_mtime_ns) for path in paths} == {(text, 0o600, 123456789 * 10**9 + 7)})
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while thread.is_alive():
+        assert {path.read_bytes()[:5] for path in paths} <= {b"old", b"first", b"secon", b"third"}
+        wire.cut_often(1, lambda: not thread.is_alive())
+    thread.join()
+    assert written == [True] * 3
+    host.close()
+    assert len(os.listdir(tmp_path)) == 30
