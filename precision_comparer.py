@@ -1166,7 +1166,7 @@ def find_address(ssh: SshConfig) -> Address:
             terminal.warn(f"{path} 不能使用（{error}），已忽略")
     keys = [ssh.key_filename] if ssh.key_filename else list(filter(os.path.isfile, found.get("identityfile", [])))
     jump, command = (ssh.proxy_jump, "") if ssh.proxy_jump is not None else (found.get("proxyjump") or "", found.get("proxycommand") or "")
-    if jump.lower() == "none" or ssh.host in [hop.host for hop in jump_hosts(jump)]:  # under `Host *` the jump host names itself
+    if jump.lower() == "none" or (ssh.host, ssh.port) in [(hop.host, hop.port) for hop in jump_hosts(jump)]:  # under `Host *` the jump host names itself
         jump = ""
     port = ssh.port if ssh.port != 22 else int(found.get("port", 22))
     return Address(found.get("hostname", ssh.host), port, ssh.username or found.get("user") or getpass.getuser(), tuple(keys), jump,
@@ -1299,6 +1299,8 @@ def connection_error(error: Exception, address: Address, ssh: SshConfig) -> Host
     what, hint = next(((what, hint) for kind, what, hint in known if isinstance(error, kind)), (f"{error or type(error).__name__}", "请检查 ssh 的设置"))
     if "authentication methods" in str(error):
         what, hint = "没有可用的登录方式", "请填写 ssh.password、ssh.password_env 或 ssh.key_filename，或把私钥加入 ssh-agent"
+    if re.search("protocol (banner|version)|No existing session", str(error)):
+        what, hint = f"端口 {address.port} 上没有回应 SSH 的服务", "请检查 ssh.host、ssh.port，以及那台机器是否太忙"
     failure = HostError(f"无法连接到 {address}: {what}", hint)
     failure.is_passing = not isinstance(error, (paramiko.BadHostKeyException, paramiko.AuthenticationException, FileNotFoundError))
     return failure
@@ -1979,6 +1981,8 @@ class LogWatch:
         table: dict[str, Followed] = {}
         for path, (status, wanted) in listing.items():
             item = known.get(status.inode or path)
+            if item and item.path != path and status.size < item.offset:
+                continue  # no rotation: a new file that was given the number of a deleted one
             if item is None:
                 item, (copied, doubt) = Followed(path, path, status.inode, watched=wanted), self._copied(path, status, last)
                 if doubt:

@@ -24,6 +24,8 @@ import pytest
 import precision_comparer as pc
 import test_hosts
 import test_narrowing
+import test_pipeline
+import test_runs
 
 SUDO = [] if os.getuid() == 0 else ["sudo", "-n"]
 PATH = f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
@@ -245,12 +247,12 @@ class Trial:
         path = self.places[side] / name
         return [float(line) for line in path.read_text().split()] if path.exists() else []
 
-    def begin(self, *words: str, prefix: tuple[str, ...] = (), **env: str) -> subprocess.Popen:
+    def begin(self, *words: str, prefix: tuple[str, ...] = (), stdin: int = subprocess.DEVNULL, **env: str) -> subprocess.Popen:
         """Start the command."""
-        quick = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import precision_comparer as pc; pc.RETRY_SECONDS = (0.1, 0.5); sys.exit(pc.main())"
+        quick = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import precision_comparer as pc; pc.RETRY_SECONDS = (0.1, 0.5); pc.HURRY_SECONDS = 3; sys.exit(pc.main())"
         command = [*prefix, sys.executable, "-c", quick, "--config", str(self.folder / "config.json"), "--output-dir", str(self.folder / "out"), "--no-llm", *words]
         env = {**os.environ, "HOME": str(self.home), "NO_COLOR": "1", **env}
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
     def end(self, process: subprocess.Popen, is_restored: bool = True) -> Ended:
         """Wait for a command; whatever happened, the code is as it was."""
@@ -519,3 +521,326 @@ def test_a_write_that_is_cut_leaves_the_old_file_or_the_new(tmp_path, wire):
     assert written == [True] * 3
     host.close()
     assert len(os.listdir(tmp_path)) == 30
+
+
+# ---- connecting ----
+
+
+def refusal(**section) -> str:
+    """What the user is told about a connection that cannot be made."""
+    remote = pc.SideConfig(mode="remote", log_path="/l", code_path="/c", run_script="/r", ssh=section)
+    with pytest.raises(pc.HostError) as caught:
+        pc.connect(remote)
+    assert caught.value.exit_code == 3 and caught.value.__class__ is pc.HostError
+    return str(caught.value)
+
+
+def test_a_wrong_password_is_one_sentence_and_no_secret(tmp_path, strange, user):
+    trial = Trial(tmp_path, strange.ssh(), strange.ssh(username=user["name"], key_filename=None, password="wrong-geheim"))
+    done = trial.run()
+    assert done.code == 3 and done.out.count("错误: ") == 1 and trial.starts("baseline") == []
+    assert f"无法连接到 {user['name']}@127.0.0.1:{strange.port}: 用户名或密码不正确，登录被拒绝。请检查" in done.out
+    assert "wrong-geheim" not in done.out + (tmp_path / "out" / "console.log").read_text()
+
+
+def test_connections_that_cannot_be_made(tmp_path, first, monkeypatch):
+    monkeypatch.setattr(pc, "CONNECT_SECONDS", 1)
+    assert "拒绝连接。请检查 ssh.port" in refusal(**first.ssh(port=free_port()))
+    assert "找不到主机 no-such-host.invalid。请检查 ssh.host" in refusal(**first.ssh(host="no-such-host.invalid"))
+    with monkeypatch.context() as patch:  # no address of this machine swallows packets
+        patch.setattr(socket, "create_connection", lambda *_: (_ for _ in ()).throw(TimeoutError("timed out")))
+        assert "1 秒内没有回应。请检查网络、防火墙和 ssh.host" in refusal(**first.ssh())
+    assert "找不到私钥文件 /no/such/key" in refusal(**first.ssh(key_filename="/no/such/key"))
+    assert "没有可用的登录方式。请填写 ssh.password" in refusal(**first.ssh(key_filename=None))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        words = {"port": silent.getsockname()[1]}
+        assert "没有回应 SSH 的服务。请检查 ssh.host、ssh.port" in refusal(**first.ssh(**words))
+    with socket.create_server(("127.0.0.1", 0)) as talker:
+        threading.Thread(target=lambda: talker.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3000), daemon=True).start()
+        assert "没有回应 SSH 的服务" in refusal(**first.ssh(port=talker.getsockname()[1]))
+    make_key(tmp_path / "other")
+    assert "用户名或密钥不正确" in refusal(**first.ssh(key_filename=str(tmp_path / "other")))
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "pass phrase", "-f", str(tmp_path / "other")], check=True)
+    assert "私钥有口令" in refusal(**first.ssh(key_filename=str(tmp_path / "other")))
+
+
+def test_a_private_key_with_a_passphrase(first, tmp_path):
+    shutil.copy(first.folder / "id", tmp_path / "id")
+    (tmp_path / "id").chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "pass phrase", "-f", str(tmp_path / "id")], check=True)
+    host = first.host(key_filename=str(tmp_path / "id"), password="pass phrase")
+    assert host.run(["echo", "in"]).out == "in\n"
+    host.close()
+
+
+def test_unknown_and_changed_host_keys(tmp_path, first, monkeypatch):
+    known = tmp_path / "known_hosts"
+    said = refusal(**first.ssh(known_hosts=str(known)))
+    assert f"[127.0.0.1]:{first.port} 的主机密钥（ssh-ed25519 SHA256:" in said and f"不在 {known} 中" in said and "ssh.host_key_policy" in said
+    assert not known.exists()
+    make_key(tmp_path / "other")
+    known.write_text(f"[127.0.0.1]:{first.port} {' '.join((tmp_path / 'other.pub').read_text().split()[:2])}\n")
+    for policy in ("reject", "ask", "accept"):
+        said = refusal(**first.ssh(known_hosts=str(known), host_key_policy=policy))
+        assert "主机密钥与 known_hosts 中记录的不同" in said and f"ssh-keygen -R '[127.0.0.1]:{first.port}' -f {known}" in said
+    known.unlink()
+    host = first.host(known_hosts=str(known), host_key_policy="accept")
+    assert "没有核对" in pc.terminal.warnings[0] and not known.exists()
+    host.close()
+
+
+def test_a_host_key_is_asked_for_once_and_remembered(tmp_path, first):
+    known = tmp_path / "new" / "known_hosts"
+    trial = Trial(tmp_path / "trial", None, first.ssh(known_hosts=str(known), host_key_policy="ask"))
+    for answer, code, prompts in (("no\n", 3, 1), ("yes\n", 0, 1), ("", 0, 0)):
+        ours, theirs = os.openpty()
+        os.write(ours, answer.encode())
+        process = trial.begin("--check", stdin=theirs)
+        os.close(theirs)
+        done = trial.end(process)
+        os.close(ours)
+        assert (done.code, done.out.count("是否信任它并记入")) == (code, prompts), done.out
+    assert len(known.read_text().splitlines()) == 1 and oct(known.parent.stat().st_mode).endswith("700")
+
+
+def test_a_server_with_another_key_after_a_reconnect_is_refused(tmp_path):
+    with serving(tmp_path / "ssh") as server:
+        host = server.host(known_hosts=str(tmp_path / "none"), host_key_policy="accept")
+        server.kill()
+        for file in server.folder.glob("host_key*"):
+            file.unlink()
+        make_key(server.folder / "host_key")
+        server.start()
+        with pytest.raises(pc.HostError, match="主机密钥与 known_hosts 中记录的不同"):
+            host.stat("/")
+        host.close()
+
+
+def test_ssh_config_with_a_jump_host(tmp_path, first, second):
+    config = Path(os.environ["HOME"], ".ssh", "config")
+    config.parent.mkdir()
+    hop, target = (f"HostName 127.0.0.1\n Port {server.port}\n User {getpass.getuser()}\n IdentityFile {server.folder}/id\n" for server in (first, second))
+    config.write_text(f"Host hop\n {hop}\nHost npu-*\n {target} ProxyJump hop\n")
+    known = tmp_path / "known_hosts"
+    known.write_text("".join((server.folder / "known_hosts").read_text() for server in (first, second)))
+    before = (first.folder / "log").read_text().count("Accepted publickey")
+    host = pc.SshHost(pc.SshConfig(host="npu-7", known_hosts=str(known)))
+    host.open()
+    assert str(host.address) == f"{getpass.getuser()}@127.0.0.1:{second.port}" and host.run(["echo", "in"]).out == "in\n"
+    assert (first.folder / "log").read_text().count("Accepted publickey") == before + 1
+    host.close()
+    jump = f"{getpass.getuser()}@127.0.0.1:{first.port}"
+    config.write_text(f"Host *\n IdentityFile {first.folder}/id\n")
+    host = second.host(known_hosts=str(known), proxy_jump=jump)
+    assert (first.folder / "log").read_text().count("Accepted publickey") == before + 2
+    host.close()
+    nobody = second.ssh(known_hosts=str(known), proxy_jump=jump, port=free_port(), key_filename=None)
+    assert "跳板机连不上它。请检查 ssh.host、ssh.port 和 ssh.proxy_jump" in refusal(**nobody)
+    assert f"无法连接到 nobody@127.0.0.1:{first.port}: 用户名或密钥不正确" in refusal(**{**nobody, "proxy_jump": jump.replace(getpass.getuser(), "nobody")})
+
+
+def test_keys_of_an_agent(tmp_path, first, monkeypatch):
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(tmp_path / "agent")], stdout=subprocess.DEVNULL)
+    try:
+        assert test_hosts.wait_for((tmp_path / "agent").exists)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        subprocess.run(["ssh-add", "-q", str(first.folder / "id")], check=True)
+        host = first.host(key_filename=None)
+        assert host.run(["echo", "in"]).out == "in\n"
+        host.close()
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def test_a_machine_that_lets_nobody_run_commands(tmp_path):
+    with serving(tmp_path / "a", "ForceCommand echo 请选择机器") as server:
+        with pytest.raises(pc.HostError, match="不能执行命令或读写文件（远程的 shell 结束了: 请选择机器）"):
+            server.host()
+    with serving(tmp_path / "b", "Subsystem other /bin/false") as server:
+        with pytest.raises(pc.HostError, match="SFTP 子系统"):
+            server.host()
+
+
+# ---- what must not be harmed ----
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str):
+    """A tmpfs of this size for the time of a block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([*SUDO, "mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*SUDO, "umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("free_kib", [0, 60])
+def test_a_full_disk_on_the_other_machine(tmp_path, first, free_kib):
+    """Nothing can be written, or not even everything that an injection needs."""
+    with small_disk(tmp_path / "test", "1m"):
+        trial = Trial(tmp_path, None, first.ssh())
+        script = (tmp_path / "test" / "run.sh").read_text().replace(" | tee ../train.log", "").replace("../starts", "/dev/null").replace("../ends", "/dev/null")
+        (tmp_path / "test" / "run.sh").write_text(script)
+        fill = (tmp_path / "test" / "fill").open("wb")
+        with contextlib.suppress(OSError):
+            while fill.write(b"x" * 4096):
+                fill.flush()
+        os.truncate(tmp_path / "test" / "fill", os.path.getsize(tmp_path / "test" / "fill") // 4096 * 4096 - free_kib * 1024)
+        done = trial.run()
+        assert done.code == 3 and "磁盘空间不足" in done.out and done.report["verdict"] == "not_located", done.out
+        assert done.report["metrics"]["loss"]["steps_compared"] == 4
+
+
+def journals_of(trial: Trial, process: subprocess.Popen) -> list[Path]:
+    """The journals of both sides, as soon as a rerun with prints has started on the test side."""
+    assert test_hosts.wait_for(lambda: len(trial.starts("test")) == 2, 60), process.poll()
+    assert trial.state() != trial.before
+    return [path for place in trial.places.values() for path in (place / "code").glob(".precision_comparer_*/journal.json")]
+
+
+def living(trial: Trial) -> list[int]:
+    """Processes that run in the code folders of a trial."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(trial.folder) in os.readlink(entry / "cwd"):
+                found.append(int(entry.name))
+    return found
+
+
+def test_killed_here_restored_from_another_machine(tmp_path, first):
+    trial = Trial(tmp_path, None, first.ssh(), pause=0.5)
+    process = trial.begin()
+    journals = journals_of(trial, process)
+    process.kill()
+    trial.end(process, is_restored=False)
+    elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname another-machine && exec "$@"', "sh")
+    other_home = tmp_path / "other home"
+    other_home.mkdir()
+    done = trial.end(trial.begin("--restore", prefix=(*SUDO, *elsewhere), HOME=str(other_home)), is_restored=False)
+    assert done.code == 2 and f"{os.uname().nodename} 上的 PrecisionComparer (进程 {process.pid}) 正在" in done.out, done.out  # it may still be alive
+    for journal in journals:
+        os.utime(journal, (time.time() - 600,) * 2)
+    done = trial.end(trial.begin("--restore", prefix=(*SUDO, *elsewhere), HOME=str(other_home)), is_restored=False)
+    assert done.code == 0 and "已还原上次遗留的插入" in done.out, done.out
+    done = trial.run("--restore")  # the copy of the journal here is out of date and goes
+    assert done.code == 0 and not living(trial), done.out
+
+
+def test_the_copy_of_the_journal_here_restores_when_the_one_there_is_lost(tmp_path, first):
+    trial = Trial(tmp_path, None, first.ssh(), pause=0.5)
+    process = trial.begin()
+    journals = journals_of(trial, process)
+    process.kill()
+    trial.end(process, is_restored=False)
+    shutil.rmtree(journals[1].parent)
+    done = trial.run("--restore")
+    assert done.code == 0 and "已还原上次遗留的插入: 4 个文件" in done.out, done.out
+
+
+@pytest.mark.parametrize("when", ["first run", "rerun"])
+def test_an_interrupt_stops_the_training_there_and_restores(tmp_path, first, when):
+    trial = Trial(tmp_path, first.ssh(), first.ssh(), pause=0.8)
+    process = trial.begin()
+    assert test_hosts.wait_for(lambda: len(trial.starts("test")) == (1 if when == "first run" else 2), 60)
+    time.sleep(0.3)
+    assert living(trial)
+    process.send_signal(signal.SIGINT)
+    done = trial.end(process)
+    assert done.code == 130 and not living(trial) and trial.starts("test", "ends")[1:] == [], done.out
+
+
+def test_an_interrupt_while_the_machine_is_out_of_reach_is_told(tmp_path):
+    with serving(tmp_path / "ssh") as server:
+        trial = Trial(tmp_path / "trial", None, server.ssh(), pause=0.8)
+        process = trial.begin()
+        journals_of(trial, process)
+        server.kill()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        done = trial.end(process, is_restored=False)
+        assert done.code == 3 and "无法停止" in done.out and "kill -- -" in done.out and "没能恢复" in done.out, done.out
+        server.start()
+        done = trial.run("--restore")
+        assert done.code == 0 and "已还原上次遗留的插入: 2 个文件" in done.out, done.out
+
+
+# ---- logs ----
+
+RUN_TESTS = """truncated_log removed_and_made_again log_rewritten_as_a_whole_and_renamed_into_place log_path_that_is_a_link_to_the_newest_log
+    binary_files_in_the_log_folder_are_not_read output_nowhere_near_the_log_is_read_from_the_launcher text_stays_readable_after_the_next_run
+    marker_torn_between_two_writes_and_in_another_encoding environment_and_folder missing_command_and_killed_process_are_explained stall
+    background_training_that_dies_is_not_waited_for marker_and_never_exits nothing_is_left_when_the_caller_fails
+    reuse_joins_a_rotated_log_and_leaves_an_earlier_run_out""".split()
+
+
+@pytest.mark.parametrize("name", RUN_TESTS)
+def test_a_remote_training_is_followed_like_one_here(name, tmp_path, monkeypatch, remote):
+    monkeypatch.setattr(test_runs, "host", remote)
+    for setting, value in dict(POLL_SECONDS=(0.03, 0.1), PROGRESS_SECONDS=0.1, GRACE_SECONDS=2.5, SETTLE_SECONDS=1).items():
+        monkeypatch.setattr(pc, setting, value)
+    test = getattr(test_runs, f"test_{name}")
+    wanted = inspect.signature(test).parameters
+    test(*[test_runs.Place(tmp_path) if "place" in wanted else tmp_path])
+
+
+def test_a_log_of_a_gibibyte_is_not_transferred(tmp_path, wire, monkeypatch):
+    host = pc.SshHost(pc.SshConfig(**wire.ssh()))
+    host.open()
+    monkeypatch.setattr(test_runs, "host", host)
+    place = test_runs.Place(tmp_path)
+    with place.log.open("wb") as log:
+        log.write(test_runs.OLD.encode() * 100)
+        log.seek(1 << 30)
+        log.write(test_runs.OLD.encode() * 100)
+    run = place.launch("(steps 1 300 7; sleep 1; steps 301 2000 7; finish) >> $L")
+    assert test_runs.seen(run) == list(range(1, 2001)) and wire.received < 1 << 20
+    host.close()
+
+
+# ---- the shipped example, with msprobe ----
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory, first):
+    """The example, its test side on another machine, after the main job; and how that ended."""
+    folder = test_pipeline.copy_example(tmp_path_factory.mktemp("example"))
+    layout(folder, None, first.ssh())
+    before = test_pipeline.trees(test_pipeline.sides_of(folder))
+    done = test_pipeline.compare(folder)
+    assert test_pipeline.trees(test_pipeline.sides_of(folder)) == before
+    return folder, done
+
+
+def layout(folder: Path, baseline: dict | None, test: dict | None) -> None:
+    """Say in `config.json` where both sides of the example are."""
+    sides, changes = test_pipeline.sides_of(folder), {"msprobe": {"compare_output_dir": ""}}
+    for name, ssh in (("baseline", baseline), ("test", test)):
+        place = sides / name
+        changes[name] = {"mode": "remote" if ssh else "local", "ssh": ssh, "log_path": f"{place}/logs/train.log", "code_path": f"{place}/code", "run_script": f"{place}/run.sh"}
+        changes["msprobe"][f"{name}_data_dir"] = f"{place}/dump"
+    test_pipeline.change_config(folder, **changes)
+
+
+def test_example_with_the_test_side_on_another_machine(example):
+    folder, done = example
+    assert done.code == 1, done.out
+    place = done.report["location"]["test"]
+    assert (place["file"], place["code"]) == test_pipeline.GUILTY
+    assert re.search(r"从 127.0.0.1:\d+ 取回 \S+/dump.json（\d+\.\d MiB）", done.out) and done.report["reruns"] == 1
+    assert "msprobe 26" in done.out and Path(done.report["msprobe"]["result_file"]).exists()
+
+
+@pytest.mark.parametrize("is_one_machine", [True, False])
+def test_example_with_both_sides_on_other_machines(example, first, second, is_one_machine):
+    """With the logs and dumps of the main job: msprobe runs on the one machine, or here with the dumps of both."""
+    folder, whole = example
+    layout(folder, first.ssh(), first.ssh() if is_one_machine else second.ssh())
+    done = test_pipeline.compare(folder, "--reuse-runs", "--compare-only")
+    assert done.code == 4 and "msprobe 26" in done.out and not done.report["warnings"], done.out
+    assert done.report["msprobe"]["first_mismatch"] == whole.report["msprobe"]["first_mismatch"]
+    assert done.report["metrics"] == whole.report["metrics"]
+    assert done.report["msprobe"]["result_file"] == str(next((done.folder / "msprobe").glob("compare_result*")))
+    assert done.out.count("compare_result") == (2 if is_one_machine else 1)  # fetched from where it was made, or made here
