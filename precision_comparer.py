@@ -1981,8 +1981,8 @@ class LogWatch:
         table: dict[str, Followed] = {}
         for path, (status, wanted) in listing.items():
             item = known.get(status.inode or path)
-            if item and item.path != path and status.size < item.offset:
-                continue  # no rotation: a new file that was given the number of a deleted one
+            if item and item.path != path and (status.size < item.offset or wanted and not item.watched):
+                item = None  # no rotation: a new file with the number of a deleted one, or a stranger that takes the log's place
             if item is None:
                 item, (copied, doubt) = Followed(path, path, status.inode, watched=wanted), self._copied(path, status, last)
                 if doubt:
@@ -2018,6 +2018,8 @@ class LogWatch:
         if (status.size, status.mtime_ns) == (item.offset, item.mtime_ns):
             return
         tail = self._bytes(item.path, item.offset - len(item.tail), len(item.tail))
+        if item.tail and not tail and status.size >= item.offset:
+            return  # renamed or emptied since it was listed; the next look tells
         if status.size < item.offset or tail != item.tail or not item.grown and self._bytes(item.path, 0, len(item.head)) != item.head:
             copied, doubt = self._copied(item.path, status, last)
             if doubt:
