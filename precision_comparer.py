@@ -1660,16 +1660,19 @@ class SshHost:
         return sorted(family(first, table, marked) - {first})
 
     def stop(self, handle: Job) -> None:
-        """As `end_processes` does it; then the exit code is noted."""
+        """As `end_processes` does it; then the exit code is noted.  Nobody can interrupt it, so it does not wait long for a lost machine."""
         with hold_signals():
+            self.patience, was_lost = min(self.patience, HURRY_SECONDS), self.is_lost
             try:
                 left = end_processes(lambda: self.processes(handle), self._kill)
                 self._ask('n=0; while [ -d "$1" ] && [ ! -s "$1/code" ] && [ "$(started "$2")" = "$3" ] && [ $n -lt 40 ]; do sleep 0.05; n=$((n+1)); done',
                           handle.folder, str(handle.pid), handle.born)
             except HostError as error:
-                self.keeps_folder = True
+                self.keeps_folder, self.is_lost = True, was_lost
                 terminal.warn(f"无法停止 {self.name} 上的训练: {error.message}。请登录后执行 kill -- -{handle.pid}")
                 return
+            finally:
+                del self.patience
             if left:
                 terminal.warn(f"{self.name} 上的进程 {' '.join(map(str, left))} 无法结束，请手动检查")
 
