@@ -1800,7 +1800,7 @@ class SshHost:
                 if isinstance(error, TimeoutError) or not link.is_alive:
                     raise
                 failure = error
-        raise HostError(f"无法写入 {path}（{self.name} 的 {self.folder} 写不进去: {reason_of(failure)}）")
+        raise HostError(f"无法写入 {path}（{self.name} 的 {self.folder} 写不进去: {reason_of(failure) if failure.errno else '磁盘可能已满'}）")
 
     def makedirs(self, path: str) -> None:
         """Nothing happens if it is there."""

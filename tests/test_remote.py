@@ -247,10 +247,10 @@ class Trial:
         path = self.places[side] / name
         return [float(line) for line in path.read_text().split()] if path.exists() else []
 
-    def begin(self, *words: str, prefix: tuple[str, ...] = (), stdin: int = subprocess.DEVNULL, **env: str) -> subprocess.Popen:
+    def begin(self, *words: str, stdin: int = subprocess.DEVNULL, **env: str) -> subprocess.Popen:
         """Start the command."""
         quick = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import precision_comparer as pc; pc.RETRY_SECONDS = (0.1, 0.5); pc.HURRY_SECONDS = 3; sys.exit(pc.main())"
-        command = [*prefix, sys.executable, "-c", quick, "--config", str(self.folder / "config.json"), "--output-dir", str(self.folder / "out"), "--no-llm", *words]
+        command = [sys.executable, "-c", quick, "--config", str(self.folder / "config.json"), "--output-dir", str(self.folder / "out"), "--no-llm", *words]
         env = {**os.environ, "HOME": str(self.home), "NO_COLOR": "1", **env}
         return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
@@ -669,29 +669,35 @@ def test_a_machine_that_lets_nobody_run_commands(tmp_path):
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str):
-    """A tmpfs of this size for the time of a block."""
+    """A tmpfs of this size for the time of a block; yields whether it could be mounted (a container may not)."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*SUDO, "mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(folder)], check=True)
+    mounted = subprocess.run([*SUDO, "mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(folder)], capture_output=True)
     try:
-        yield
+        yield not mounted.returncode
     finally:
-        subprocess.run([*SUDO, "umount", "-l", str(folder)], check=True)
+        if not mounted.returncode:
+            subprocess.run([*SUDO, "umount", "-l", str(folder)], check=True)
+
+
+NO_LARGE_FILES = ("sh", "-c", "trap '' XFSZ; ulimit -f 40; exec \"$@\"", "sh")  # 20 KiB: less than what the prints need
 
 
 @pytest.mark.parametrize("free_kib", [0, 60])
 def test_a_full_disk_on_the_other_machine(tmp_path, first, free_kib):
     """Nothing can be written, or not even everything that an injection needs."""
-    with small_disk(tmp_path / "test", "1m"):
-        trial = Trial(tmp_path, None, first.ssh())
+    with contextlib.ExitStack() as stack:
+        is_real = stack.enter_context(small_disk(tmp_path / "test", "1m"))
+        server = first if is_real else stack.enter_context(serving(tmp_path / "ssh", prefix=NO_LARGE_FILES))
+        trial = Trial(tmp_path, None, server.ssh())
         script = (tmp_path / "test" / "run.sh").read_text().replace(" | tee ../train.log", "").replace("../starts", "/dev/null").replace("../ends", "/dev/null")
         (tmp_path / "test" / "run.sh").write_text(script)
         fill = (tmp_path / "test" / "fill").open("wb")
         with contextlib.suppress(OSError):
-            while fill.write(b"x" * 4096):
+            while fill.tell() < 1 << 20 and fill.write(b"x" * 4096):
                 fill.flush()
         os.truncate(tmp_path / "test" / "fill", os.path.getsize(tmp_path / "test" / "fill") // 4096 * 4096 - free_kib * 1024)
         done = trial.run()
-        assert done.code == 3 and "磁盘空间不足" in done.out and done.report["verdict"] == "not_located", done.out
+        assert done.code == 3 and ("磁盘空间不足" if is_real else "磁盘可能已满") in done.out and done.report["verdict"] == "not_located", done.out
         assert done.report["metrics"]["loss"]["steps_compared"] == 4
 
 
@@ -718,14 +724,15 @@ def test_killed_here_restored_from_another_machine(tmp_path, first):
     journals = journals_of(trial, process)
     process.kill()
     trial.end(process, is_restored=False)
-    elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname another-machine && exec "$@"', "sh")
+    for journal in journals:  # as if written on another machine than this one
+        journal.write_text(journal.read_text().replace(json.dumps(os.uname().nodename), '"another-machine"'))
     other_home = tmp_path / "other home"
     other_home.mkdir()
-    done = trial.end(trial.begin("--restore", prefix=(*SUDO, *elsewhere), HOME=str(other_home)), is_restored=False)
-    assert done.code == 2 and f"{os.uname().nodename} 上的 PrecisionComparer (进程 {process.pid}) 正在" in done.out, done.out  # it may still be alive
+    done = trial.end(trial.begin("--restore", HOME=str(other_home)), is_restored=False)
+    assert done.code == 2 and f"another-machine 上的 PrecisionComparer (进程 {process.pid}) 正在" in done.out, done.out  # it may still be alive
     for journal in journals:
         os.utime(journal, (time.time() - 600,) * 2)
-    done = trial.end(trial.begin("--restore", prefix=(*SUDO, *elsewhere), HOME=str(other_home)), is_restored=False)
+    done = trial.end(trial.begin("--restore", HOME=str(other_home)), is_restored=False)
     assert done.code == 0 and "已还原上次遗留的插入" in done.out, done.out
     done = trial.run("--restore")  # the copy of the journal here is out of date and goes
     assert done.code == 0 and not living(trial), done.out
