@@ -97,7 +97,10 @@ class Server:
 
     def kill(self) -> None:
         """kill -9 of the listener and of every session that it serves, as when the machine's sshd dies."""
-        victims = [pid for pid in below(self.process.pid) if "sshd" in Path(f"/proc/{pid}/comm").read_text()]
+        victims = []
+        for pid in below(self.process.pid):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                victims += [pid] if "sshd" in Path(f"/proc/{pid}/comm").read_text() else []
         subprocess.run([*SUDO, "kill", "-9", *map(str, victims)])
         self.process.wait()
 
