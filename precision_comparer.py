@@ -3,6 +3,7 @@
 # dependencies = [
 #     "openpyxl>=3.1",
 #     "pandas>=2.0",
+#     "paramiko>=3.4",
 #     "pydantic>=2.6",
 #     "python-calamine>=0.2",
 #     "rich>=13.0",
@@ -48,6 +49,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import bisect
 import codecs
 import collections
@@ -57,7 +59,9 @@ import dataclasses
 import difflib
 import enum
 import errno
+import fnmatch
 import functools
+import getpass
 import glob
 import hashlib
 import importlib.util
@@ -65,6 +69,7 @@ import inspect
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -73,6 +78,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -92,6 +98,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, Protocol
 
+import paramiko
 import pydantic
 from rich.console import Console
 from rich.control import Control
@@ -127,6 +134,8 @@ class ConfigError(PrecisionError):
 
 class HostError(PrecisionError):
     """A host cannot be reached, or a file on it cannot be read or written (exit 3)."""
+
+    is_passing = False  # whether the same may succeed a little later, as after a lost connection
 
 
 class RunError(PrecisionError):
@@ -528,6 +537,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
 
     sides, tool = {}, config.msprobe
     local = [name for name in SIDE_NAMES if getattr(config, name).mode == "local"]
+    machines = {(side.ssh.host, side.ssh.port) if side.mode == "remote" else None for side in (config.baseline, config.test)}
     for name in SIDE_NAMES:
         side = getattr(config, name)
         update = {key: absolute(getattr(side, key)) for key in SIDE_PATHS} if name in local else {}
@@ -536,7 +546,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
             update["ssh"] = side.ssh.model_copy(update=files)
         sides[name] = side.model_copy(update=update)
     update = {f"{name}_data_dir": absolute(getattr(tool, f"{name}_data_dir")) for name in local}
-    if local:
+    if machines == {None} or len(machines) > 1:  # msprobe runs here
         # `command` may be a path with spaces or a command with arguments; from here on it is a line for shlex.split
         words = [tool.command] if os.path.isfile(absolute(tool.command)) else shlex.split(tool.command)
         words[0] = absolute(words[0]) if "/" in words[0] else words[0]
@@ -670,17 +680,21 @@ def check_code(side: Side) -> Iterator[Problem]:
 def unparsable(host: Host, files: list[str]) -> Iterator[tuple[str, int, str]]:
     """Python files that do not parse: path, line and reason; what `CHECK_SECONDS` do not suffice for is left out."""
     deadline = time.monotonic() + CHECK_SECONDS
-    for path in files:
-        if time.monotonic() > deadline:
-            return
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the user's own invalid escapes are no business of ours
-                ast.parse(host.read(path))
-        except SyntaxError as error:
-            yield path, error.lineno or 1, error.msg
-        except (ValueError, RecursionError, MemoryError, HostError) as error:
-            yield path, 1, str(error)
+    for start in range(0, len(files), 200):
+        contents = host.read_all(files[start:start + 200])
+        for path in files[start:start + 200]:
+            if time.monotonic() > deadline:
+                return
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the user's own invalid escapes are no business of ours
+                    ast.parse(contents[path])
+            except SyntaxError as error:
+                yield path, error.lineno or 1, error.msg
+            except (ValueError, RecursionError, MemoryError) as error:
+                yield path, 1, str(error)
+            except KeyError:
+                yield path, 1, "不能读取"
 
 
 def check_script(side: Side) -> Iterator[Problem]:
@@ -730,7 +744,7 @@ def check_msprobe(config: Config, sides: list[Side]) -> Iterator[Problem]:
     folders = [config.msprobe.baseline_data_dir, config.msprobe.test_data_dir]
     if any(folders) and not all(folders):
         yield Problem("warning", "msprobe.baseline_data_dir 和 msprobe.test_data_dir 只填了一个", "两个都填才能对比 msprobe 数据")
-    command, host = shlex.split(config.msprobe.command)[0], sides[-1].host
+    command, host = shlex.split(config.msprobe.command)[0], msprobe_host({side.name: side.host for side in sides})
     if all(folders) and host.run(["sh", "-c", 'command -v "$1"', "sh", command]).code:
         yield Problem("warning", f"找不到 msprobe 命令: {command}",
                       "将直接对比 dump.json；要用它请执行 pip install mindstudio-probe，或在 msprobe.command 中写出它的路径")
@@ -761,13 +775,25 @@ class Finished:
     err: str
 
 
+class Content(NamedTuple):
+    """A file to be written: see `Host.write`."""
+
+    path: str
+    data: bytes
+    mode: int | None = None
+    mtime_ns: int | None = None
+
+
 class Host(Protocol):
-    """Where a side runs.  `LocalHost` is this machine; a remote host has the same methods.
+    """Where a side runs.  `LocalHost` is this machine, `SshHost` another one.
 
     Paths are absolute strings of that host.  Every method raises `HostError` when the host cannot do what is asked.
     """
 
-    name: str
+    name: str  # the same for two sides on one machine
+
+    def scratch(self, output_dir: str) -> str:
+        """The folder for what a training prints: `output_dir`, or one on the host if that is on another machine."""
 
     def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
         """Run a command to its end; `env` is added to the host's own environment; exit code 124 when `timeout` (s) ran out."""
@@ -781,6 +807,9 @@ class Host(Protocol):
     def alive(self, handle: Any) -> bool:
         """Whether any process of the started command's group is alive (the launcher may have returned before)."""
 
+    def processes(self, handle: Any) -> list[int]:
+        """Numbers of the living processes of a started command."""
+
     def stop(self, handle: Any) -> None:
         """End the whole process group, gently first."""
 
@@ -790,17 +819,29 @@ class Host(Protocol):
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Bytes of a file from `offset`, at most `limit`."""
 
+    def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Contents of many files at once; those that cannot be read are left out."""
+
+    def examine(self, paths: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """What is known of many files and their `digest_of` (empty where it cannot be read); those that are gone are left out."""
+
     def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Replace or create a file atomically; symlinks are followed; mode and owner are kept unless `mode` is given."""
+
+    def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
+        """Write many files, each like `write`; returns why some could not be written, by path."""
 
     def find(self, pattern: str) -> list[str]:
         """Paths that match a glob pattern (`**` crosses folders), sorted."""
 
+    def scan(self, pattern: str) -> dict[str, FileStat]:
+        """What `find` finds and what is known of it."""
+
     def makedirs(self, path: str) -> None:
         """Create a folder and its parents."""
 
-    def remove(self, path: str) -> None:
-        """Remove a file or a folder with all that is in it; nothing happens if it is not there."""
+    def remove(self, *paths: str) -> None:
+        """Remove files, or folders with all that is in them; nothing happens if they are not there."""
 
 
 RUN_MARK = "PRECISION_COMPARER_RUN"
@@ -842,33 +883,49 @@ class Started:
     mark: str
 
 
-def processes_of(started: Started) -> list[int]:
-    """Living processes of a start: of its session or group, with its mark in their environment, or below one of these.
+def family(first: int, table: dict[int, tuple[int, int, int]], marked: set[int]) -> set[int]:
+    """Processes of a start among all living ones (`table`: parent, group and session by number): those of the session or group
+    `first`, those `marked` by their environment, and what is below them.
 
     A child that called setsid has left both session and group, and `sudo` or `env -i` drop the mark, so all are needed.
     """
+    found = {pid for pid, (_, group, session) in table.items() if first in (group, session)} | marked & table.keys()
+    while below := {pid for pid, (parent, _, _) in table.items() if parent in found and pid not in found}:
+        found |= below
+    return found
+
+
+def processes_of(started: Started) -> list[int]:
+    """Living processes of a start."""
     if not os.path.isdir("/proc/self"):  # macOS: only the group can be asked; -pid is how kill() names it
         with contextlib.suppress(OSError):
             os.kill(-started.process.pid, 0)
             return [-started.process.pid]
         return []
-    first, found, parents = started.process.pid, set(), {}
+    first, marked, table = started.process.pid, set(), {}
     if started.process.poll() is not None and os.path.exists(f"/proc/{first}"):
         first = -1  # the launcher is gone and its number belongs to a stranger
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state, parent, group, session = file.read().rpartition(b")")[2].split()[:4]
-            if state in b"ZX":
-                continue
-            parents[pid] = int(parent)
-            if first in (int(group), int(session)) or f"{RUN_MARK}={started.mark}".encode() in _environment(pid):
-                found.add(pid)
-        except (OSError, ValueError):
-            continue  # it ended meanwhile
-    while below := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
-        found |= below
-    return sorted(found)
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:  # else it ended meanwhile
+            state, *numbers = file.read().rpartition(b")")[2].split()[:4]
+            if state not in b"ZX":
+                table[pid] = tuple(map(int, numbers))
+                marked |= {pid} if f"{RUN_MARK}={started.mark}".encode() in _environment(pid) else set()
+    return sorted(family(first, table, marked))
+
+
+def end_processes(living: Callable[[], list[int]], send: Callable[[list[int], int], None]) -> list[int]:
+    """SIGTERM to all, `STOP_SECONDS` to end in order, then SIGKILL, also to children born meanwhile; returns what is left."""
+    left, number, deadline = living(), signal.SIGTERM, time.monotonic() + STOP_SECONDS
+    targets = left
+    while left and time.monotonic() < deadline + 5:
+        if targets:
+            send(targets, number)
+        time.sleep(0.05)
+        left, targets = living(), []
+        if time.monotonic() > deadline:
+            number, targets = signal.SIGKILL, left
+    return left
 
 
 def _environment(pid: int) -> bytes:
@@ -882,6 +939,10 @@ class LocalHost:
     """This machine; what each method does is said in `Host`."""
 
     name = "本机"
+
+    def scratch(self, output_dir: str) -> str:
+        """The report's folder."""
+        return output_dir
 
     def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
         """Output goes through files: a pipe would stay open as long as any process left in the background."""
@@ -916,24 +977,23 @@ class LocalHost:
 
     def alive(self, handle: Started) -> bool:
         """Counts children that went to the background, also with setsid."""
-        return handle.process.poll() is None or bool(processes_of(handle))
+        return handle.process.poll() is None or bool(self.processes(handle))
+
+    def processes(self, handle: Started) -> list[int]:
+        """Reaps the first one, which else would stay a zombie."""
+        handle.process.poll()
+        return processes_of(handle)
 
     def stop(self, handle: Started) -> None:
-        """SIGTERM to every process of the start, ten seconds to end in order, then SIGKILL, also to children born meanwhile."""
+        """As `end_processes` does it."""
         with hold_signals():
-            left, number, deadline = processes_of(handle), signal.SIGTERM, time.monotonic() + STOP_SECONDS
-            targets = left
-            while left and time.monotonic() < deadline + 5:
-                for pid in targets:
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, number)
-                time.sleep(0.05)
-                handle.process.poll()
-                left, targets = processes_of(handle), []
-                if time.monotonic() > deadline:
-                    number, targets = signal.SIGKILL, left
-            if left:
+            if left := end_processes(lambda: self.processes(handle), self._kill):
                 terminal.warn(f"进程 {' '.join(map(str, left))} 无法结束，请手动检查")
+
+    def _kill(self, pids: list[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
 
     def stat(self, path: str) -> FileStat | None:
         """Symlinks are followed; a dangling one is no file."""
@@ -947,6 +1007,29 @@ class LocalHost:
         with host_errors("读取", path), open(path, "rb") as file:
             file.seek(offset)
             return file.read(-1 if limit is None else limit)
+
+    def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """One after the other."""
+        found = {}
+        for path in paths:
+            with contextlib.suppress(HostError):
+                found[path] = self.read(path)
+        return found
+
+    def examine(self, paths: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """One after the other."""
+        known = ((path, self.stat(path)) for path in paths)
+        return {path: (found, "".join(map(digest_of, self.read_all([path]).values()))) for path, found in known if found}
+
+    def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
+        """One after the other."""
+        failed = {}
+        for content in contents:
+            try:
+                self.write(*content)
+            except HostError as error:
+                failed[content.path] = error
+        return failed
 
     def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Through a temporary file and a rename, except where a rename would do harm or is not possible."""
@@ -1012,18 +1095,23 @@ class LocalHost:
         folders = [folder for root in glob.glob(head) for folder in _folders(root.rstrip("/") or "/")]
         return sorted({path for folder in folders for path in self.find(os.path.join(glob.escape(folder), rest))})
 
+    def scan(self, pattern: str) -> dict[str, FileStat]:
+        """Without dangling links."""
+        return {path: found for path in self.find(pattern) if (found := self.stat(path))}
+
     def makedirs(self, path: str) -> None:
         """Nothing happens if it is there."""
         with host_errors("创建文件夹", path):
             os.makedirs(path, exist_ok=True)
 
-    def remove(self, path: str) -> None:
+    def remove(self, *paths: str) -> None:
         """Of a symlink only the link goes."""
-        with host_errors("删除", path), contextlib.suppress(FileNotFoundError):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
+        for path in paths:
+            with host_errors("删除", path), contextlib.suppress(FileNotFoundError):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
 
 def _folders(root: str) -> Iterator[str]:
@@ -1039,11 +1127,717 @@ def _folders(root: str) -> Iterator[str]:
         yield folder
 
 
-def connect(side_name: str, config: SideConfig) -> Host:
-    """The host on which a side runs."""
-    if config.mode == "remote":
-        raise ConfigError(f"{side_name}.mode 是 remote，但这个版本还不支持远程模式", '请把 mode 改成 "local"')
-    return LocalHost()
+# --- Another machine, over SSH ---
+
+CONNECT_SECONDS = 20
+SILENCE_SECONDS = 60  # without a byte of an answer, and the connection is taken for dead
+PATIENCE_SECONDS = 1800  # so long is a lost connection tried again: a laptop asleep, a jump host that reboots
+HURRY_SECONDS = 60  # the same once the user has pressed Ctrl-C
+RETRY_SECONDS = (1.0, 30.0)
+PIECE = 4 << 20  # what one lost connection can cost of a transfer
+KEPT_DAYS = 30  # for the folders of runs that could not clean up behind them
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else it writes its own tracebacks to the terminal
+logging.getLogger("paramiko").propagate = False
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a machine is reached and as whom: the configuration, completed from `~/.ssh/config`."""
+
+    host: str
+    port: int
+    user: str
+    keys: tuple[str, ...]
+    jump: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+def find_address(ssh: SshConfig) -> Address:
+    """Complete `ssh` from `~/.ssh/config`; what the configuration says comes first."""
+    found, path = {}, os.path.expanduser("~/.ssh/config")
+    if os.path.isfile(path):
+        try:
+            found = paramiko.SSHConfig.from_path(path).lookup(ssh.host)
+        except (paramiko.SSHException, OSError, ValueError, ImportError) as error:
+            terminal.warn(f"{path} 不能使用（{error}），已忽略")
+    keys = [ssh.key_filename] if ssh.key_filename else list(filter(os.path.isfile, found.get("identityfile", [])))
+    jump, command = (ssh.proxy_jump, "") if ssh.proxy_jump is not None else (found.get("proxyjump") or "", found.get("proxycommand") or "")
+    if jump.lower() == "none" or (ssh.host, ssh.port) in [(hop.host, hop.port) for hop in jump_hosts(jump)]:  # under `Host *` the jump host names itself
+        jump = ""
+    port = ssh.port if ssh.port != 22 else int(found.get("port", 22))
+    return Address(found.get("hostname", ssh.host), port, ssh.username or found.get("user") or getpass.getuser(), tuple(keys), jump,
+                   "" if command.lower() == "none" else command)
+
+
+def jump_hosts(text: str) -> list[SshConfig]:
+    """The machines of a `user@host:port,...`, as OpenSSH's ProxyJump has them."""
+    found = re.finditer(r"(?:ssh://)?(?:(?P<user>[^@,]+)@)?(?P<host>\[[^\],]+\]|[^:,]+)(?::(?P<port>\d+))?(?:,|$)", text.replace(" ", ""))
+    return [SshConfig(host=hop["host"].strip("[]"), username=hop["user"] or "", port=int(hop["port"] or 22)) for hop in found]
+
+
+class Trust:
+    """Decides on host keys that no known_hosts file has; what was accepted once must stay the same to the end of the run."""
+
+    def __init__(self, ssh: SshConfig):
+        self.policy, self.file = ssh.host_key_policy, ssh.known_hosts or os.path.expanduser("~/.ssh/known_hosts")
+        self.accepted: dict[str, paramiko.PKey] = {}
+
+    def missing_host_key(self, client: paramiko.SSHClient, name: str, key: paramiko.PKey) -> None:
+        """Called by paramiko for an unknown key; returns if the connection may go on."""
+        if name not in self.accepted:
+            self._judge(name, key)
+            self.accepted[name] = key
+        if self.accepted[name] != key:
+            raise paramiko.BadHostKeyException(name, key, self.accepted[name])
+
+    def _judge(self, name: str, key: paramiko.PKey) -> None:
+        shown = f"{name} 的主机密钥（{key.get_name()} {key.fingerprint}）"
+        if self.policy == "accept":
+            terminal.warn(f"没有核对{shown}，按 host_key_policy 的 accept 继续；不能排除有人冒充这台机器")
+            return
+        if self.policy == "reject" or not sys.stdin.isatty():
+            hint = f"请核对指纹，然后用 ssh 登录一次把它记入 {self.file}，或把 ssh.host_key_policy 改成 \"ask\" 并在终端里运行"
+            raise HostError(f"{shown}不在 {self.file} 中，不能确认这台机器的身份", hint)
+        terminal.say(f"第一次连接，{shown}还没有记录。是否信任它并记入 {self.file}？输入 yes 继续:")
+        if sys.stdin.readline().strip().lower() not in ("yes", "y", "是"):
+            raise HostError(f"没有信任{shown}，已停止")
+        with host_errors("写入", self.file):
+            os.makedirs(os.path.dirname(self.file) or ".", mode=0o700, exist_ok=True)
+            with open(self.file, "a+b") as file:
+                file.seek(max(file.tell() - 1, 0))
+                file.write((b"" if file.read() in (b"", b"\n") else b"\n") + f"{name} {key.get_name()} {key.get_base64()}\n".encode())
+
+
+def dial(ssh: SshConfig, trust: Trust) -> list[paramiko.SSHClient]:
+    """Connect and log in; returns the clients of all jump hosts and, last, of the machine itself.
+
+    Raises `HostError` with one sentence on what to do, marked as passing where a later try may succeed.
+    """
+    address, clients = find_address(ssh), []
+    try:
+        clients = dial(_last_hop(ssh, address.jump), trust) if address.jump else []
+        if clients:
+            way = clients[-1].get_transport()
+            socket_to = way.open_channel("direct-tcpip", (address.host, address.port), ("127.0.0.1", 0), timeout=CONNECT_SECONDS)
+        elif address.command:
+            socket_to = paramiko.ProxyCommand(address.command)
+        else:
+            socket_to = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
+        clients.append(log_in(address, ssh, trust, socket_to))
+        return clients
+    except (OSError, EOFError, ValueError, paramiko.SSHException) as error:
+        hang_up(clients)
+        raise connection_error(error, address, ssh) from error
+    except BaseException:
+        hang_up(clients)
+        raise
+
+
+def _last_hop(ssh: SshConfig, jump: str) -> SshConfig:
+    """The machine through which `ssh` is reached; it may itself be reached through others.  It gets no password of ours."""
+    *before, _ = jump.split(",")
+    return jump_hosts(jump)[-1].model_copy(update={
+        "proxy_jump": ",".join(before) or None, "known_hosts": ssh.known_hosts, "host_key_policy": ssh.host_key_policy})
+
+
+def hang_up(clients: Iterable[paramiko.SSHClient]) -> None:
+    """Close connections, the jump hosts last."""
+    for client in reversed(list(clients)):
+        with contextlib.suppress(Exception):  # paramiko may raise anything on a dead socket, and nobody needs it any more
+            client.close()
+
+
+def log_in(address: Address, ssh: SshConfig, trust: Trust, connected: Any) -> paramiko.SSHClient:
+    """Check the host key and log in over a connected socket or channel."""
+    client = paramiko.SSHClient()
+    for file in ("/etc/ssh/ssh_known_hosts", trust.file):
+        try:
+            client.load_system_host_keys(file)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, paramiko.hostkeys.InvalidHostKey) as error:
+            terminal.warn(f"{file} 不能使用（{error}），已忽略")
+    client.set_missing_host_key_policy(trust)
+    password = ssh.password or os.environ.get(ssh.password_env or "")
+    try:
+        # With a password nothing else is offered: the keys of a full agent would use up the server's MaxAuthTries.
+        client.connect(
+            address.host, address.port, address.user, password or None, key_filename=list(address.keys) or None, sock=connected,
+            timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, compress=True,
+            allow_agent=not password, look_for_keys=not password and not ssh.key_filename)  # fmt: skip
+    except BaseException as error:
+        hang_up([client])
+        connected.close()
+        if isinstance(error, paramiko.AuthenticationException) and re.search("transport shut down|timeout", str(error)):
+            raise EOFError("登录时连接断开") from error  # paramiko does not tell a broken connection from a refused password
+        raise
+    client.get_transport().set_keepalive(15)
+    return client
+
+
+def connection_error(error: Exception, address: Address, ssh: SshConfig) -> HostError:
+    """What to tell the user about a failed connection; no secret is in it."""
+    way = "密码" if ssh.password or ssh.password_env else "密钥"
+    name = address.host if address.port == 22 else f"[{address.host}]:{address.port}"
+    file = ssh.known_hosts or "~/.ssh/known_hosts"
+    known: list[tuple[Any, str, str]] = [
+        (paramiko.BadHostKeyException, "主机密钥与 known_hosts 中记录的不同，可能是重装了系统，也可能有人冒充它",
+         f"请向管理员核实，确认无误后执行 ssh-keygen -R '{name}' -f {file} 删除旧记录"),
+        (paramiko.PasswordRequiredException, "私钥有口令", "请用 ssh-add 把它加入 ssh-agent，或把口令写在 ssh.password_env 指定的环境变量里"),
+        (paramiko.AuthenticationException, f"用户名或{way}不正确，登录被拒绝", f"请检查 ssh.username 和{'密码' if way == '密码' else ' ssh.key_filename'}，"
+         f"也可以先试 ssh -p {address.port} {address.user}@{address.host}"),
+        (socket.gaierror, f"找不到主机 {address.host}", "请检查 ssh.host 的拼写和域名解析"),
+        (ConnectionRefusedError, f"端口 {address.port} 拒绝连接", "请检查 ssh.port，以及那台机器上的 SSH 服务是否在运行"),
+        (TimeoutError, f"{CONNECT_SECONDS} 秒内没有回应", "请检查网络、防火墙和 ssh.host"),
+        (paramiko.ChannelException, "跳板机连不上它", "请检查 ssh.host、ssh.port 和 ssh.proxy_jump"),
+        (FileNotFoundError, f"找不到私钥文件 {ssh.key_filename}", "请检查 ssh.key_filename"),
+    ]
+    what, hint = next(((what, hint) for kind, what, hint in known if isinstance(error, kind)), (f"{error or type(error).__name__}", "请检查 ssh 的设置"))
+    if "authentication methods" in str(error):
+        what, hint = "没有可用的登录方式", "请填写 ssh.password、ssh.password_env 或 ssh.key_filename，或把私钥加入 ssh-agent"
+    if re.search("protocol (banner|version)|No existing session", str(error)):
+        what, hint = f"端口 {address.port} 上没有回应 SSH 的服务", "请检查 ssh.host、ssh.port，以及那台机器是否太忙"
+    failure = HostError(f"无法连接到 {address}: {what}", hint)
+    failure.is_passing = not isinstance(error, (paramiko.BadHostKeyException, paramiko.AuthenticationException, FileNotFoundError))
+    return failure
+
+
+def shell_word(text: str) -> bytes:
+    """A path, or any other text, as one word of a shell."""
+    return os.fsencode(shlex.quote(text))
+
+
+# Definitions that every shell is given.  They need a POSIX shell, GNU coreutils and findutils, and /proc.
+SHELL_FUNCTIONS = r"""
+saved=${LC_ALL-unset}
+plain() { LC_ALL=C; export LC_ALL; }
+sync --help 2>/dev/null | grep -q -e --file-system && flush() { sync -- "$@" 2>/dev/null; } || flush() { :; }
+started() { sed -E 's/^.*\) ([^ ]+ ){19}([0-9]+) .*/\2/' "/proc/$1/stat" 2>/dev/null; }
+slice() { tail -c +$(($1 + 1)) -- "$blob" | head -c "$2"; }
+put() (  # PATH OFFSET SIZE MODE TIME: make PATH this part of the file $blob; keep its mode and time if these are -
+    real=$(readlink -f -- "$1") || { echo "No such file or directory"; exit 1; }
+    if [ -d "$real" ]; then echo "Is a directory"; exit 1; fi
+    if [ -e "$real" ] && [ "$(stat -c %h -- "$real")" -gt 1 ]; then overwrite "$@"; exit; fi  # all its names stay one file
+    why=$(replace "$@" 2>&1) && exit
+    # No right to the folder or to give the file away, or a file mounted by itself (a container).
+    case "$why" in *"Permission denied"*|*"not permitted"*|*"resource busy"*) if [ -e "$real" ]; then overwrite "$@"; exit; fi;; esac
+    echo "$why"; exit 1
+)
+replace() {
+    part=${real%/*}/.precision_comparer_$(od -An -N4 -tx4 /dev/urandom | tr -d ' ').tmp
+    trap 'rm -f -- "$part"' EXIT
+    slice "$2" "$3" >"$part" || return 1
+    if [ -e "$real" ]; then
+        [ "$(stat -c %u:%g -- "$real")" = "$(stat -c %u:%g -- "$part")" ] || chown --reference="$real" -- "$part" || return 1
+        cp --attributes-only --preserve=all -- "$real" "$part" || return 1
+    fi
+    [ "$4" = - ] || chmod "$4" -- "$part" || return 1
+    if [ "$5" = - ]; then touch -- "$part"; else touch -d "$5" -- "$part"; fi || return 1
+    flush "$part"
+    mv -fT -- "$part" "$real" && flush "${real%/*}/"
+}
+overwrite() {
+    slice "$2" "$3" 1<>"$real" && truncate -s "$3" -- "$real" || return 1
+    flush "$real"
+    [ "$4" = - ] || chmod "$4" -- "$real" || return 1
+    [ "$5" = - ] || touch -d "$5" -- "$real"
+}
+"""
+# Where this run keeps its files on the machine, and a folder in memory for contents on their way, so that a full disk can be repaired.
+PREPARE = r"""plain; umask 077
+for base in "${HOME:-/}/.cache/precision_comparer" "${TMPDIR:-/tmp}/precision_comparer-$(id -u)"; do
+    mkdir -p -- "$base" 2>/dev/null && [ -O "$base" ] && mkdir -- "$base/$1" 2>/dev/null && echo >"$base/$1/probe" && break
+    base=
+done
+[ "$base" ] || exit 1
+find "$base" -mindepth 1 -maxdepth 1 -mtime +"$2" -exec rm -rf -- {} + 2>/dev/null
+spool=$base/$1
+[ -w /dev/shm ] && [ "$(df -Pk /dev/shm | sed -n '$s/.* \([0-9]*\) *[0-9]*%.*/\1/p')" -gt 32768 ] && mkdir "/dev/shm/precision_comparer-$1" && spool=/dev/shm/precision_comparer-$1
+printf '%s\n%s\n' "$base/$1" "$spool"
+"""
+# Start once, however often it is asked for: the first to make the claim runs the command.
+START = r"""job=$1 cwd=$2 out=$3 err=$4; shift 4
+cd -- "$cwd" 2>/dev/null || exit 91
+case $1 in /*) [ -e "$1" ] || exit 92; [ -x "$1" ] && [ -f "$1" ] || exit 93;; *) command -v "$1" >/dev/null || exit 92;; esac
+mkdir -p -- "$job" && : >>"$out" || exit 94
+setsid sh -c '
+    job=$1 out=$2 err=$3; shift 3
+    mkdir -- "$job/claim" 2>/dev/null || exit 0
+    trap : TERM HUP
+    echo "$$ $(sed -E "s/^.*\) ([^ ]+ ){19}([0-9]+) .*/\2/" "/proc/$$/stat")" >"$job/pid.part"; mv -- "$job/pid.part" "$job/pid"
+    (exec "$@" </dev/null >>"$out" 2>>"$err")
+    echo "$?" >"$job/code.part"; mv -- "$job/code.part" "$job/code"
+' sh "$job" "$out" "$err" "$@" </dev/null >/dev/null 2>&1 &
+n=0; until [ -s "$job/pid" ] || [ "$n" -ge 1000 ]; do sleep 0.01; n=$((n + 1)); done
+cat -- "$job/pid"
+"""
+STATE = r"""job=$1 pid=$2 born=$3
+if [ -s "$job/code" ]; then cat -- "$job/code"
+elif [ "$(started "$pid")" = "$born" ]; then echo running
+elif [ -s "$job/code" ]; then cat -- "$job/code"
+else echo lost; fi
+"""
+COLLECT = r"""job=$1
+for pause in 0.01 0.02 0.05 0.1 0.2 0.4 0.8; do [ -s "$job/code" ] && break; sleep $pause; done
+if [ -s "$job/code" ]; then cat -- "$job/code"; echo "$2"; cat -- "$job/out"; echo "$2"; cat -- "$job/err"; fi
+"""
+PROCESSES = r"""plain
+sed -nE 's/^([0-9]+) \(.*\) ([^ ]) ([0-9]+) ([0-9]+) ([0-9]+) ([^ ]+ ){15}([0-9]+) .*/\1 \2 \3 \4 \5 \7/p' /proc/[0-9]*/stat 2>/dev/null
+grep -lszxF "$1" /proc/[0-9]*/environ; true
+"""
+PUT = r"""plain; blob=$1; shift
+while [ $# -gt 0 ]; do
+    if why=$(put "$1" "$2" "$3" "$4" "$5" 2>&1); then echo; else echo "${why:-?}" | tr '\n' ' '; echo; fi
+    shift 5
+done
+rm -f -- "$blob"
+"""
+LISTED = r"'%p\0%P\0%s\0%T@\0%m\0%i\0%y\0'"
+MANY = r"""plain; mark=$1; shift
+printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -type f -readable -printf "%s\0%p\0" 2>/dev/null' sh
+echo "$mark"
+printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -type f -readable -print0 2>/dev/null' sh | xargs -0 -r cat --
+"""
+EXAMINE = r"""plain; mark=$1; shift
+printf '%s\0' "$@" | xargs -0 -r sh -c 'find -L "$@" -maxdepth 0 -printf "%p\0%P\0%s\0%T@\0%m\0%i\0%y\0" 2>/dev/null' sh
+echo "$mark"
+printf '%s\0' "$@" | xargs -0 -r sha256sum -- 2>/dev/null; true
+"""
+
+
+class Shell:
+    """A POSIX shell on the other machine, kept open.
+
+    It is given its commands by standard input, so that nothing of them is in its process list, and every answer is framed by
+    marks, so that whatever the user's profile prints is not taken for one.
+    """
+
+    def __init__(self, transport: paramiko.Transport):
+        self.channel = transport.open_session(timeout=CONNECT_SECONDS)
+        self.channel.settimeout(SILENCE_SECONDS)
+        self.channel.set_combine_stderr(True)
+        self.channel.exec_command("exec /bin/sh")  # understood by every login shell, csh and fish too
+        self.channel.sendall(SHELL_FUNCTIONS.encode())
+
+    def ask(self, script: str, args: Iterable[str] = (), env: dict[str, str] | None = None) -> tuple[int, bytes]:
+        """Run `script` with positional parameters `args`; returns its exit code and what it wrote to either output."""
+        mark = secrets.token_hex(16).encode()
+        exports = b"".join(b"export " + name.encode() + b"=" + shell_word(value) + b"\n" for name, value in (env or {}).items())
+        words = b" ".join(map(shell_word, args))
+        self.channel.sendall(b"printf '\\n%s\\n' " + mark + b"\n( set -- " + words + b"\n" + exports + os.fsencode(script)
+                             + b"\n) </dev/null 2>&1\nprintf '\\n%s %d\\n' " + mark + b" $?\n")
+        answer, end = bytearray(), re.compile(rb"\n" + mark + rb" (\d+)\n")
+        while not (found := end.search(answer, max(len(answer) - (1 << 16), 0))):
+            data = self.channel.recv(1 << 15)
+            if not data:
+                shown = " ".join(answer.decode("utf-8", "replace").split())[-200:]
+                raise EOFError(f"远程的 shell 结束了{f': {shown}' if shown else ''}")
+            answer += data
+        begin = answer.index(b"\n" + mark + b"\n") + len(mark) + 2
+        return int(found[1]), bytes(answer[begin:found.start()])
+
+
+class Quiet:
+    """An SFTP channel without the text that a user's profile prints before the server speaks (its first byte is 0)."""
+
+    def __init__(self, channel: paramiko.Channel):
+        self.channel, self.is_clean = channel, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.channel, name)
+
+    def recv(self, size: int) -> bytes:
+        """What the server sent."""
+        data = self.channel.recv(size)
+        while data and not self.is_clean:
+            self.is_clean = b"\0" in data
+            data = data[data.index(b"\0"):] if self.is_clean else self.channel.recv(size)
+        return data
+
+
+class Link:
+    """One connection that stands: the shell for what is short, SFTP for contents."""
+
+    def __init__(self, clients: list[paramiko.SSHClient]):
+        self.clients = clients
+        self.shell = Shell(clients[-1].get_transport())
+
+    @functools.cached_property
+    def sftp(self) -> paramiko.SFTPClient:
+        """Opened when first needed."""
+        channel = self.clients[-1].get_transport().open_session(timeout=CONNECT_SECONDS)
+        channel.settimeout(SILENCE_SECONDS)
+        channel.invoke_subsystem("sftp")
+        return paramiko.SFTPClient(Quiet(channel))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an error that just came was an answer of the server, not the end of the connection."""
+        return self.clients[-1].get_transport().is_active() and not self.sftp.sock.closed
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that `SshHost.start` launched: its folder, the process that waits for it, and the mark in the environment."""
+
+    folder: str
+    pid: int
+    born: str
+    mark: str
+
+
+def reason_in(text: bytes) -> str:
+    """Why a command failed, in the user's language where it is a common reason."""
+    said = text.decode("utf-8", "replace").strip()
+    return next((reason for number, reason in REASONS.items() if os.strerror(number) in said), said.rpartition(": ")[2] or "原因不明")
+
+
+def shell_pattern(pattern: str) -> bytes:
+    """A glob pattern as a word for a shell, which expands it like `glob` does."""
+    words = []
+    for part in re.findall(r"\[!?.[^\]]*\]|[*?]|[^*?\[]+|\[", pattern, re.DOTALL):
+        if part in "*?":
+            words.append(part.encode())
+        elif part.startswith("[") and len(part) > 3:
+            words.append(b"[" + re.sub(rb"([^\w!^\-\x80-\xff])", rb"\\\1", os.fsencode(part[1:-1])) + b"]")
+        else:
+            words.append(shell_word(part[1] if len(part) == 3 and part[0] == "[" else part))
+    return b"".join(words)
+
+
+def matches(names: list[str], parts: list[str]) -> bool:
+    """Whether a path matches a glob pattern, both split at the slashes; `**` is any number of folders, `*` no leading dot."""
+    if not names or not parts:
+        return not names and not parts
+    name, part = names[0], parts[0]
+    if part == "**":
+        return matches(names, parts[1:]) or matches(names[1:], parts)
+    return fnmatch.fnmatchcase(name, part) and (part[:1] == "." or name[:1] != ".") and matches(names[1:], parts[1:])
+
+
+class SshHost:
+    """A machine reached over SSH; what each method does is said in `Host`.
+
+    A connection that breaks is opened again, and what was being done is done again: every operation is written so that doing
+    it twice does no harm, and a training is started once (`START`).  All times come from the other machine's clock.
+    """
+
+    patience = PATIENCE_SECONDS
+
+    def __init__(self, ssh: SshConfig):
+        self.ssh, self.trust, self.address = ssh, Trust(ssh), find_address(ssh)
+        self.name = f"{self.address.host}:{self.address.port}"
+        self.link: Link | None = None
+        self.folder = self.spool = ""
+        self.is_lost = self.keeps_folder = False
+
+    def open(self) -> None:
+        """Connect for the first time: no second try, so that a wrong password is told at once."""
+        self.link = Link(dial(self.ssh, self.trust))
+        try:
+            code, out = self.link.shell.ask(PREPARE, (secrets.token_hex(6), str(KEPT_DAYS)))
+            self.link.sftp.stat(".")
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            self._hang_up()
+            hint = "需要 Linux 上普通的 shell（不是菜单或受限的 shell）和 sshd 的 SFTP 子系统"
+            raise HostError(f"能登录 {self.address}，但不能执行命令或读写文件（{error}）", hint) from error
+        if code:
+            raise HostError(f"{self.name} 上没有可以写临时文件的地方（主文件夹和 /tmp 都不能写）", "请检查那台机器的磁盘空间和权限")
+        self.folder, self.spool = os.fsdecode(out).splitlines()[-2:]
+
+    def close(self) -> None:
+        """Remove what this run kept on the machine and hang up; nothing is waited for."""
+        if self.link and self.folder and not self.keeps_folder:
+            with contextlib.suppress(Exception):  # the end of the program: the folder is removed when it is old
+                self.link.shell.channel.settimeout(5)
+                self.link.shell.ask('rm -rf -- "$1" "$2"', (self.folder, self.spool))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        link, self.link = self.link, None
+        hang_up(link.clients if link else [])
+
+    def _do(self, action: Callable[[Link], Any]) -> Any:
+        """Do what may be done twice, over as many connections as it takes; `HostError` when `patience` (s) is over."""
+        began, pause, is_told, refusals = time.monotonic(), RETRY_SECONDS[0], False, 0
+        while True:
+            try:
+                self.link = self.link or Link(dial(self.ssh, self.trust))
+                result = action(self.link)
+                if is_told:
+                    terminal.say(f"已重新连接到 {self.name}")
+                self.is_lost = False
+                return result
+            except (OSError, EOFError, paramiko.SSHException, HostError) as error:
+                is_refused = isinstance(error.__cause__, paramiko.AuthenticationException)
+                refusals += is_refused
+                # A machine that has just started refuses everybody for a while; many tries would lock the account.
+                if isinstance(error, HostError) and not error.is_passing and not (is_refused and refusals < 5):
+                    raise
+                self._hang_up()
+                reason = error.message if isinstance(error, HostError) else str(error) or type(error).__name__
+                if self.is_lost or time.monotonic() - began > self.patience:
+                    self.is_lost = True
+                    hint = "远程的训练不受影响；网络恢复后请重新运行，代码里若还有打印会先被还原"
+                    raise HostError(f"与 {self.name} 的连接断开，没能恢复（{reason}）", hint) from error
+                if not is_told:
+                    terminal.say(f"与 {self.name} 的连接断开（{reason}），正在重新连接...")
+                    is_told = True
+                time.sleep(RETRY_SECONDS[1] if is_refused else pause)
+                pause = min(pause * 2, RETRY_SECONDS[1])
+            except BaseException:  # the answer to a question that was interrupted must not be taken for that to the next
+                self._hang_up()
+                raise
+
+    def _ask(self, script: str, *args: str, env: dict[str, str] | None = None) -> tuple[int, bytes]:
+        return self._do(lambda link: link.shell.ask(script, args, env))
+
+    def _order(self, action: str, path: str, script: str, *args: str) -> None:
+        """Ask for something that must succeed."""
+        code, out = self._ask(f"plain; {script}", path, *args)
+        if code:
+            raise HostError(f"无法{action} {path}（{reason_in(out)}）")
+
+    def scratch(self, output_dir: str) -> str:
+        """A folder of this run in the user's cache."""
+        return self.folder
+
+    def run(self, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None, timeout: float | None = None) -> Finished:
+        """A short command takes two questions; one whose connection breaks goes on and is asked for again."""
+        job, mark = self._launch(argv, cwd, env or {}, None), secrets.token_hex(16)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not (parts := self._ask(COLLECT, job.folder, mark)[1].split(mark.encode() + b"\n"))[1:]:
+            if time.monotonic() > deadline:
+                self.stop(job)
+                parts = [b"124", self.read(f"{job.folder}/out"), self.read(f"{job.folder}/err")]
+                break
+            if self.poll(job) == -signal.SIGKILL and not self.stat(f"{job.folder}/code"):
+                parts = [b"-9", self.read(f"{job.folder}/out"), self.read(f"{job.folder}/err")]
+                break
+        self._ask('rm -rf -- "$1"', job.folder)
+        return Finished(int(parts[0]), *(part.decode("utf-8", "replace") for part in parts[1:]))
+
+    def start(self, argv: list[str], cwd: str, env: dict[str, str], output: str) -> Job:
+        """The output file is appended to; the process belongs to no connection."""
+        SshHost.patience = PATIENCE_SECONDS
+        return self._launch(argv, cwd, env, output)
+
+    def _launch(self, argv: list[str], cwd: str | None, env: dict[str, str], output: str | None) -> Job:
+        mark = uuid.uuid4().hex
+        folder = f"{self.folder}/{mark}"
+        outputs = (output, output) if output else (f"{folder}/out", f"{folder}/err")
+        code, out = self._ask(START, folder, cwd or ".", *outputs, *argv, env={**env, RUN_MARK: mark})
+        if code:
+            why = {91: "文件夹不存在或不能进入", 92: "文件不存在", 93: "没有权限", 94: f"不能写入 {outputs[0]}: {reason_in(out)}"}.get(code, reason_in(out))
+            raise HostError(f"无法在 {self.name} 上运行 {argv[0]}{f'（在 {cwd} 下）' if cwd else ''}（{why}）")
+        pid, born = out.split()[-2:]
+        return Job(folder, int(pid), born.decode(), mark)
+
+    def poll(self, handle: Job) -> int | None:
+        """128 + n when signal n ended it, as the shell has it; -9 when nobody could note the code (killed, a reboot)."""
+        state = self._ask(STATE, handle.folder, str(handle.pid), handle.born)[1].split()[-1]
+        return None if state == b"running" else -int(signal.SIGKILL) if state == b"lost" else int(state)
+
+    def alive(self, handle: Job) -> bool:
+        """Counts children that went to the background, also with setsid."""
+        return self.poll(handle) is None or bool(self.processes(handle))
+
+    def processes(self, handle: Job) -> list[int]:
+        """Living processes of a job, without the one that waits to note the exit code."""
+        table, marked, first = {}, set(), handle.pid
+        for line in self._ask(PROCESSES, f"{RUN_MARK}={handle.mark}")[1].split(b"\n"):
+            words = line.split()
+            if len(words) == 6 and words[1] not in b"ZX":
+                pid, parent, group, session = int(words[0]), *map(int, words[2:5])
+                table[pid] = (parent, group, session)
+                first = -1 if pid == handle.pid and words[5].decode() != handle.born else first  # its number belongs to a stranger
+            elif line.startswith(b"/proc/"):
+                marked.add(int(line.split(b"/")[2]))
+        return sorted(family(first, table, marked) - {first})
+
+    def stop(self, handle: Job) -> None:
+        """As `end_processes` does it; then the exit code is noted.  Nobody can interrupt it, so it does not wait long for a lost machine."""
+        with hold_signals():
+            self.patience, was_lost = min(self.patience, HURRY_SECONDS), self.is_lost
+            try:
+                left = end_processes(lambda: self.processes(handle), self._kill)
+                self._ask('n=0; while [ -d "$1" ] && [ ! -s "$1/code" ] && [ "$(started "$2")" = "$3" ] && [ $n -lt 40 ]; do sleep 0.05; n=$((n+1)); done',
+                          handle.folder, str(handle.pid), handle.born)
+            except HostError as error:
+                self.keeps_folder, self.is_lost = True, was_lost
+                terminal.warn(f"无法停止 {self.name} 上的训练: {error.message}。请登录后执行 kill -- -{handle.pid}")
+                return
+            finally:
+                del self.patience
+            if left:
+                terminal.warn(f"{self.name} 上的进程 {' '.join(map(str, left))} 无法结束，请手动检查")
+
+    def _kill(self, pids: list[int], number: int) -> None:
+        self._ask('kill -"$@" 2>/dev/null; true', str(int(number)), *map(str, pids))
+
+    def stat(self, path: str) -> FileStat | None:
+        """Symlinks are followed; a dangling one is no file."""
+        code, out = self._ask(f'plain; find -L "$1" -maxdepth 0 -printf {LISTED}', path)
+        if code and not any(os.strerror(number).encode() in out for number in (errno.ENOENT, errno.ENOTDIR)):
+            raise HostError(f"无法查看 {path}（{reason_in(out)}）")
+        return next(iter(self._listed(out, "").values()), None) if not code else None
+
+    def _listed(self, out: bytes, pattern: str) -> dict[str, FileStat]:
+        """The files that `find -printf LISTED` named and whose path below the starting point matches `pattern`."""
+        found, words = {}, os.fsdecode(out).split("\0")
+        for path, below, size, changed, mode, inode, kind in zip(*(words[n::7] for n in range(7))):
+            seconds, _, part = changed.partition(".")
+            if kind != "l" and (not pattern or matches(below.split("/"), ["**", *pattern.split("/")])):
+                found[path] = FileStat(int(size), int(seconds) * 10**9 + int(part[:9].ljust(9, "0")), int(mode, 8), int(inode), kind == "d")
+        return found
+
+    def scan(self, pattern: str) -> dict[str, FileStat]:
+        """One `find` for the whole tree."""
+        head, crosses, rest = (pattern + "/*" if pattern.endswith("/**") else pattern).partition("**/")
+        options = "-maxdepth 0"
+        if crosses:  # hidden folders are named but not entered
+            options = f"-mindepth 1 \\( -name '.?*' -prune -o -true \\) -name {shlex.quote(rest.rpartition('/')[2])}"
+        words = os.fsdecode(shell_pattern(head.rstrip("/") or "/" if crosses else pattern))
+        script = f"plain; set -- {words}; printf '%s\\0' \"$@\" | xargs -0 sh -c {shlex.quote(f'find -L {chr(34)}$@{chr(34)} {options} -printf {LISTED} 2>/dev/null')} sh; true"
+        return dict(sorted(self._listed(self._ask(script)[1], rest if crosses else "").items()))
+
+    def find(self, pattern: str) -> list[str]:
+        """A dangling link is not found."""
+        return list(self.scan(pattern))
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """Over SFTP in pieces, so that a lost connection costs one piece."""
+        data = bytearray()
+        while limit is None or len(data) < limit:
+            size = PIECE if limit is None else min(PIECE, limit - len(data))
+            piece = self._do(lambda link: self._read_piece(link, path, offset + len(data), size))
+            data += piece
+            if len(piece) < size:
+                break
+        return bytes(data)
+
+    def _read_piece(self, link: Link, path: str, offset: int, size: int) -> bytes:
+        sftp = link.sftp
+        try:
+            with sftp.open(os.fsencode(path), "rb") as file:
+                found = file.stat()
+                if stat.S_ISDIR(found.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "")
+                size = min(size, found.st_size - offset)
+                return b"".join(file.readv([(offset, size)])) if size > 0 else b""
+        except OSError as error:
+            if isinstance(error, TimeoutError) or not link.is_alive:
+                raise
+            raise HostError(f"无法读取 {path}（{reason_of(error)}）") from error
+
+    def read_all(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Two thousand files a question instead of four messages a file."""
+        found, paths = {}, list(paths)
+        for start in range(0, len(paths), 2000):
+            part, mark = paths[start:start + 2000], secrets.token_hex(16)
+            listing, _, contents = self._ask(MANY, mark, *part)[1].partition(mark.encode() + b"\n")
+            words = os.fsdecode(listing).split("\0")
+            sizes = dict(zip(words[1::2], map(int, words[0:-1:2])))
+            if sum(sizes.values()) != len(contents):  # a file is being written
+                found |= {path: self.read(path) for path in sizes}
+                continue
+            at = 0
+            for path, size in sizes.items():
+                found[path], at = contents[at:at + size], at + size
+        return found
+
+    def examine(self, paths: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """The digests are computed where the files are."""
+        mark = secrets.token_hex(16)
+        listing, _, sums = self._ask(EXAMINE, mark, *paths)[1].partition(mark.encode() + b"\n")
+        lines, digests = os.fsdecode(sums).split("\n"), {}
+        for line in lines:
+            if line.startswith("\\"):  # so sha256sum marks a name in which it had to escape something
+                line = re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], line[1:])
+            digests[line[66:]] = line[:64]
+        return {path: (found, digests.get(path, "")) for path, found in self._listed(listing, "").items()}
+
+    def write(self, path: str, data: bytes, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """Through a temporary file and a rename, except where a rename would do harm or is not possible."""
+        for error in self.write_all([Content(path, data, mode, mtime_ns)]).values():
+            raise error
+
+    def write_all(self, contents: Iterable[Content]) -> dict[str, HostError]:
+        """The bytes go over SFTP into one file, from which a script on the machine makes all the others."""
+        failed, group, size = {}, [], 0
+        for content in contents:
+            if group and size + len(content.data) > PIECE:
+                failed |= self._do(lambda link: self._write_group(link, group))
+                group, size = [], 0
+            group.append(content)
+            size += len(content.data)
+        return failed | (self._do(lambda link: self._write_group(link, group)) if group else {})
+
+    def _write_group(self, link: Link, group: list[Content]) -> dict[str, HostError]:
+        blob, args, offset = self._upload(link, group[0].path, b"".join(content.data for content in group)), [], 0
+        for path, data, mode, mtime_ns in group:
+            seconds, part = divmod(mtime_ns or 0, 10**9)
+            args += [path, str(offset), str(len(data)), "-" if mode is None else f"{mode:o}", "-" if mtime_ns is None else f"@{seconds}.{part:09}"]
+            offset += len(data)
+        code, out = link.shell.ask(PUT, [blob, *args])
+        said = out.split(b"\n")
+        if code or len(said) < len(group):
+            raise HostError(f"无法写入 {group[0].path}（{reason_in(out)}）")
+        return {content.path: HostError(f"无法写入 {content.path}（{reason_in(why)}）") for content, why in zip(group, said) if why.strip()}
+
+    def _upload(self, link: Link, path: str, data: bytes) -> str:
+        """A new file with `data`; in memory, else beside this run's other files."""
+        for folder in dict.fromkeys((self.spool, self.folder)):
+            blob = f"{folder}/{secrets.token_hex(8)}"
+            try:
+                link.sftp.putfo(io.BytesIO(data), os.fsencode(blob), len(data))
+                return blob
+            except OSError as error:
+                if isinstance(error, TimeoutError) or not link.is_alive:
+                    raise
+                failure = error
+        raise HostError(f"无法写入 {path}（{self.name} 的 {self.folder} 写不进去: {reason_of(failure) if failure.errno else '磁盘可能已满'}）")
+
+    def makedirs(self, path: str) -> None:
+        """Nothing happens if it is there."""
+        self._order("创建文件夹", path, 'mkdir -p -- "$1"')
+
+    def remove(self, *paths: str) -> None:
+        """Of a symlink only the link goes."""
+        if paths:
+            self._order("删除", paths[0], 'rm -rf -- "$@"', *paths[1:])
+
+
+def fetch(host: Host, path: str, target: str) -> str:
+    """A copy of a file in `target` on this machine, or the file itself if it is here; compressed on its way, in pieces."""
+    if isinstance(host, LocalHost):
+        return path
+    size = getattr(host.stat(path), "size", 0)
+    terminal.say(f"从 {host.name} 取回 {path}（{size / 2**20:.1f} MiB）")
+    with host_errors("写入", target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            while data := host.read(path, file.tell(), PIECE):
+                file.write(data)
+                terminal.progress(f"取回 {os.path.basename(path)}: {file.tell() / 2**20:.1f} / {size / 2**20:.1f} MiB")
+    return target
+
+
+def connect(config: SideConfig) -> Host:
+    """The host on which a side runs, connected."""
+    if config.mode == "local":
+        terminal.say("本机运行")
+        return LocalHost()
+    host = SshHost(config.ssh)
+    terminal.say(f"正在连接到 {host.address}")
+    host.open()
+    atexit.register(host.close)
+    terminal.say(f"成功连接到 {host.address.host}")
+    return host
 
 # ======================================================================================================================
 # 5. Training runs
@@ -1141,11 +1935,11 @@ def log_files(host: Host, log_path: str) -> dict[str, FileStat]:
     """Files that `log_path` names now: itself, all files in a folder, or what a glob matches; our own reports are none."""
     found = host.stat(log_path)
     if found and found.is_dir:
-        paths = host.find(f"{glob.escape(log_path)}/**/*")
+        files = host.scan(f"{glob.escape(log_path)}/**/*")
     else:
-        paths = [log_path] if found or not glob.has_magic(log_path) else host.find(log_path)
-    paths = [path for path in paths if "/precision_report/" not in path or "precision_report" in log_path]
-    return {path: status for path in paths if (status := host.stat(path)) and not status.is_dir}
+        files = {log_path: found} if found else host.scan(log_path) if glob.has_magic(log_path) else {}
+    ours = "/precision_report/" if "precision_report" not in log_path else "\0"
+    return {path: status for path, status in files.items() if not status.is_dir and ours not in path}
 
 
 class LogWatch:
@@ -1170,9 +1964,9 @@ class LogWatch:
         found = self.host.stat(self.log_path)
         if not (found and found.is_dir):
             is_glob = glob.has_magic(self.log_path) and not found
-            for path in self.host.find((self.log_path if is_glob else glob.escape(self.log_path)) + "[.-]*"):
-                if path not in files and (status := self.host.stat(path)) and not status.is_dir:
-                    files[path] = (status, False)
+            for path, status in self.host.scan((self.log_path if is_glob else glob.escape(self.log_path)) + "[.-]*").items():
+                if not status.is_dir:
+                    files.setdefault(path, (status, False))
         return {path: item for path, item in files.items() if not path.startswith(self.ignore)}
 
     def _bytes(self, path: str, offset: int, limit: int) -> bytes:
@@ -1190,6 +1984,8 @@ class LogWatch:
         table: dict[str, Followed] = {}
         for path, (status, wanted) in listing.items():
             item = known.get(status.inode or path)
+            if item and item.path != path and (status.size < item.offset or wanted and not item.watched):
+                item = None  # no rotation: a new file with the number of a deleted one, or a stranger that takes the log's place
             if item is None:
                 item, (copied, doubt) = Followed(path, path, status.inode, watched=wanted), self._copied(path, status, last)
                 if doubt:
@@ -1225,6 +2021,8 @@ class LogWatch:
         if (status.size, status.mtime_ns) == (item.offset, item.mtime_ns):
             return
         tail = self._bytes(item.path, item.offset - len(item.tail), len(item.tail))
+        if item.tail and not tail and status.size >= item.offset:
+            return  # renamed or emptied since it was listed; the next look tells
         if status.size < item.offset or tail != item.tail or not item.grown and self._bytes(item.path, 0, len(item.head)) != item.head:
             copied, doubt = self._copied(item.path, status, last)
             if doubt:
@@ -1280,19 +2078,21 @@ class Training:
         self.reader_factory, self.handle = reader_factory or (lambda: None), None
         marker = config.debug.success_marker
         self.markers = {marker.encode("utf-8"), marker.encode("gb18030")}
-        self.launcher_log = f"{output_dir}/{tag}_{side.name}.log"
+        name = f"{tag}_{side.name}.log"
+        self.launcher_log, kept = f"{side.host.scratch(output_dir)}/{name}", f"{output_dir}/{name}"
         self.launcher_offset = 0
-        self.outputs = {"": Output(RunText(side.host, self.launcher_log, self.launcher_log), False, self.reader_factory())}
+        self.outputs = {"": Output(RunText(LocalHost(), kept, kept), False, self.reader_factory())}
         self.marked_at: float | None = None
         self.gone_at: float | None = None
 
     def launch(self, extra_env: dict[str, str]) -> None:
         """Mark the logs, then start `run_script` in `code_path`."""
         host, config = self.side.host, self.side.config
-        host.makedirs(self.folder)
-        host.write(self.launcher_log, b"")
+        LocalHost().makedirs(self.folder)
+        for place, path in ((LocalHost(), self.outputs[""].text.path), (host, self.launcher_log)):
+            place.write(path, b"")
         self.started_at = host.stat(self.launcher_log).mtime_ns / 1e9
-        self.watch = LogWatch(host, config.log_path, self.folder + "/")
+        self.watch = LogWatch(host, config.log_path, os.path.dirname(self.launcher_log) + "/")
         # Block-buffered output would show no progress for minutes and look like a stall.
         env = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1", **extra_env}
         with hold_signals():
@@ -1324,6 +2124,7 @@ class Training:
             self._take_log(origin, data)
         for data in RunText(self.side.host, self.launcher_log, "").chunks(self.launcher_offset):
             self.launcher_offset += len(data)
+            self._keep(self.outputs[""], data)
             self._take(self.outputs[""], data)
 
     def _take_log(self, origin: str, data: bytes) -> None:
@@ -1331,10 +2132,14 @@ class Training:
         if origin not in self.outputs:
             copy = f"{self.folder}/{self.tag}_{self.side.name}_{len(self.outputs)}_{os.path.basename(origin)}"
             self.outputs[origin] = Output(RunText(LocalHost(), copy, origin), True, self.reader_factory())
-        output = self.outputs[origin]
-        with host_errors("写入", output.text.path), open(output.text.path, "ab") as file:
-            file.write(data)
-        self._take(output, data)
+        self._keep(self.outputs[origin], data)
+        self._take(self.outputs[origin], data)
+
+    def _keep(self, output: Output, data: bytes) -> None:
+        """Append to the copy in the output folder, where the launcher's output itself is if the training is on this machine."""
+        if output.text.path != self.launcher_log:
+            with host_errors("写入", output.text.path), open(output.text.path, "ab") as file:
+                file.write(data)
 
     def _take(self, output: Output, data: bytes) -> None:
         """Look for the success marker, and have the progress read."""
@@ -1384,7 +2189,7 @@ class Training:
         ranked = sorted(self.outputs.values(), reverse=True, key=lambda output: (
             scores[output.text] > 0, output.is_log, scores[output.text], output.last_growth))
         texts = tuple(output.text for output in ranked)
-        return Run(self.side.name, self.launcher_log, self.started_at, code, "success", texts[:1], texts)
+        return Run(self.side.name, self.outputs[""].text.path, self.started_at, code, "success", texts[:1], texts)
 
     def _scores(self) -> dict[RunText, int]:
         return scores_of([output.text for output in self.outputs.values()], self.config.debug.log_keywords)
@@ -1477,12 +2282,12 @@ def follow(trainings: list[Training], progress: Callable[[str, Any, Any, float],
     return runs
 
 
-def reuse(sides: list[Side], config: Config) -> dict[str, Run]:
-    """The runs whose logs are there already, for `--reuse-runs`."""
-    return {side.name: reuse_side(side, config) for side in sides}
+def reuse(sides: list[Side], config: Config, output_dir: str | os.PathLike) -> dict[str, Run]:
+    """The runs whose logs are there already, for `--reuse-runs`; a log on another machine is fetched."""
+    return {side.name: reuse_side(side, config, os.path.abspath(output_dir)) for side in sides}
 
 
-def reuse_side(side: Side, config: Config) -> Run:
+def reuse_side(side: Side, config: Config, output_dir: str) -> Run:
     """The log with the most metrics, the newest of several, with the earlier parts of it that a rotation left."""
     host, path = side.host, side.config.log_path
     ages = {RunText(host, name, name): status.mtime_ns for name, status in log_files(host, path).items()
@@ -1493,12 +2298,14 @@ def reuse_side(side: Side, config: Config) -> Run:
     best = max(ages, key=lambda text: (scores[text], ages[text]))
     family = re.sub(r"\.\d+$", "", best.path)  # train.log.2, train.log.1, train.log
     pieces: list[list[RunText]] = [[]]
-    for text in sorted((text for text in ages if re.sub(r"\.\d+$", "", text.path) == family), key=ages.get):
+    for number, text in enumerate(sorted((text for text in ages if re.sub(r"\.\d+$", "", text.path) == family), key=ages.get)):
+        if not isinstance(host, LocalHost):
+            text = RunText(LocalHost(), fetch(host, text.path, f"{output_dir}/reused_{side.name}_{number}_{os.path.basename(text.path)}"), text.origin)
         pieces[-1].append(text)
         if ends_a_run(text, config):
             pieces.append([])
-    metrics = next(piece for piece in pieces if best in piece)
-    others = [text for text in ages if text not in metrics]
+    metrics = next(piece for piece in pieces if best.origin in [text.origin for text in piece])
+    others = [text for text in ages if text.origin not in [taken.origin for taken in metrics]]
     return Run(side.name, "", ages[best] / 1e9, None, "reused", tuple(metrics), (*metrics, *others))
 
 
@@ -2583,6 +3390,17 @@ def find_dump(host: Host, data_dir: str, rank: int, step: int | None = None) -> 
         return None
     stack = os.path.dirname(wanted[-1]) + "/stack.json"
     return DumpFiles(wanted[-1], stack if host.stat(stack) else None, rank, at)
+
+
+def fetch_dump(host: Host, files: DumpFiles, folder: str) -> DumpFiles:
+    """The json files of a dump on this machine; the tensors themselves, if it has any, stay where they are."""
+    stack = files.stack and fetch(host, files.stack, f"{folder}/stack.json")
+    return replace(files, dump=fetch(host, files.dump, f"{folder}/dump.json"), stack=stack)
+
+
+def msprobe_host(hosts: dict[str, Host]) -> Host:
+    """Where msprobe runs: on the machine that has both dumps, else on this one."""
+    return hosts["test"] if hosts["baseline"].name == hosts["test"].name else LocalHost()
 
 
 def load_dump(host: Host, files: DumpFiles) -> Dump:
@@ -3704,8 +4522,10 @@ class CodeTree:
 
     def __init__(self, side: Side):
         self.side, self.root, self.host = side, side.config.code_path, side.host
-        found = self.host.find(os.path.join(glob.escape(self.root), "**", "*.py"))
-        self.files = [f for f in (os.path.relpath(path, self.root) for path in found) if not re.search(r"(^|/)(\.[^/]*|site-packages|node_modules|__pycache__)/", f)]
+        found = self.host.scan(os.path.join(glob.escape(self.root), "**", "*.py"))
+        self.sizes = {os.path.relpath(path, self.root): status.size for path, status in found.items() if not status.is_dir}
+        self.files = [f for f in self.sizes if not re.search(r"(^|/)(\.[^/]*|site-packages|node_modules|__pycache__)/", f)]
+        self._contents: dict[str, bytes] | None = None
         self.sources: dict[str, Source] = {}
         self.funcs: dict[str, list[Func]] = {}
         self.broken: dict[str, str] = {}
@@ -3718,7 +4538,7 @@ class CodeTree:
         """Functions of a file; empty, with the reason in `broken`, when it cannot be read as Python."""
         if file not in self.funcs and file not in self.broken:
             try:
-                self.sources[file] = decode_source(self.host.read(os.path.join(self.root, file)))
+                self.sources[file] = decode_source(self._data(file))
                 self.funcs[file] = parse_func_for_code(file, self.sources[file].text)
             except HostError as error:
                 self.broken[file] = str(error)
@@ -3771,11 +4591,18 @@ class CodeTree:
         likely = sorted(inside, key=lambda f: (name.lower()[:4] not in f.lower(), f.count("/"), f))
         return list(itertools.islice((file for file in likely[:4000] if pattern.search(self._raw(file))), 1))
 
+    def _data(self, file: str) -> bytes:
+        """The contents of a file; all are read at once, since over SSH every question takes its time."""
+        if self._contents is None:
+            names = {os.path.join(self.root, name): name for name in self.files}
+            self._contents = {names[path]: data for path, data in self.host.read_all(names).items()}
+        return self._contents[file] if file in self._contents else self.host.read(os.path.join(self.root, file))
+
     def _raw(self, file: str) -> bytes:
         if file in self.sources:
             return self.sources[file].data
         with contextlib.suppress(HostError):  # a dangling link, or no right to read
-            return self.host.read(os.path.join(self.root, file))
+            return self._data(file)
         return b""
 
     def entry_scripts(self) -> list[str]:
@@ -3814,8 +4641,7 @@ class CodeTree:
             chosen[file] = sum(len(func.statements) for func in self.load(file) if not (func.is_module and file in self.silent_modules))
             total += chosen[file]
             queue += [f for f in self.imported_files(file) if f not in chosen]
-        found = [] if is_library else [self.host.stat(os.path.join(self.root, f)) for f in self.files]
-        if found and sum(status.size for status in found if status) < 40 * budget:
+        if not is_library and sum(self.sizes[f] for f in self.files) < 40 * budget:
             for file in self.files:
                 chosen.setdefault(file, len(self.load(file)))
         return [file for file in chosen if self.funcs.get(file)]
@@ -3824,10 +4650,9 @@ class CodeTree:
         """Texts of the small configuration files in the code and of the run script, by relative path."""
         found = {}
         for ending in ("json", "yaml", "yml", "toml", "ini", "cfg", "sh", "txt"):
-            for path in self.host.find(os.path.join(glob.escape(self.root), "**", f"*.{ending}"))[:200]:
-                status = self.host.stat(path)
-                if status and not status.is_dir and status.size < 1 << 18:
-                    found[os.path.relpath(path, self.root)] = self.host.read(path).decode("utf-8", "replace")
+            listed = list(self.host.scan(os.path.join(glob.escape(self.root), "**", f"*.{ending}")).items())[:200]
+            texts = self.host.read_all(path for path, status in listed if not status.is_dir and status.size < 1 << 18)
+            found |= {os.path.relpath(path, self.root): data.decode("utf-8", "replace") for path, data in texts.items()}
         script = self.side.config.run_script
         found.setdefault(os.path.relpath(script, self.root), self.host.read(script).decode("utf-8", "replace"))
         return found
@@ -5218,19 +6043,24 @@ class Journal:
     """What was changed in the user's code on one host, so that it can be put back after anything.
 
     It lives in a folder `.precision_comparer_<tag>` inside the code: `journal.json`, the original bytes in `originals/`, and
-    the runtime of the prints.  It is written before a file is touched and removed after all files are restored.
+    the runtime of the prints.  It is written before a file is touched and removed after all files are restored.  For code on
+    another machine the same is kept here too (`mirror`), should the folder there be lost.
     """
 
     FOLDER = ".precision_comparer_"
     is_own = True  # whether this process made it
     LITTER = re.compile(r"/\.precision_comparer_(pc[0-9a-f]{6}(/|$)|[0-9a-f]{8}\.tmp$)")  # nothing else is ever removed
-    last_second = 0
+    MIRRORS = "~/.cache/precision_comparer/journals"
+    BEAT_SECONDS, SILENT_SECONDS = 30, 180
+    last_second: dict[str, int] = {}  # by host
 
     def __init__(self, host: Host, root: str, tag: str):
         self.host, self.root, self.tag = host, root, tag
         self.folder = os.path.join(root, self.FOLDER + tag.lstrip("_"))
+        self.mirror = None if isinstance(host, LocalHost) else os.path.join(os.path.expanduser(self.MIRRORS), self.FOLDER + tag.lstrip("_"))
         self.entries: list[dict[str, Any]] = []
         self.injected = b""  # all new contents, one behind the other: they tell what a write in place left when it was cut off
+        self.beaten_at = time.monotonic()
 
     @property
     def runtime(self) -> str:
@@ -5239,11 +6069,15 @@ class Journal:
 
     def begin(self) -> None:
         """Claim the code folder; raises `ConfigError` when another run has claimed it since this one began."""
-        self.host.makedirs(os.path.join(self.folder, "originals"))
+        for host, folder in self._places():
+            host.makedirs(os.path.join(folder, "originals"))
         self.save()
         for other in self.leftovers(self.host, self.root):
             if not other.is_own:
                 other.restore()
+
+    def _places(self) -> list[tuple[Host, str]]:
+        return [(LocalHost(), self.mirror)] * bool(self.mirror) + [(self.host, self.folder)]
 
     def is_in(self, host: Host, root: str) -> bool:
         """Whether this journal's code folder is the one that another host knows as `root`."""
@@ -5253,30 +6087,42 @@ class Journal:
         """The file of an entry; relative names, because the folder may be mounted elsewhere when it is restored."""
         return os.path.join(self.root, entry["file"])
 
-    def digest(self, file: str) -> str:
-        """Digest of a file as it is now; empty if it is gone."""
-        path = os.path.join(self.root, file)
-        return "" if self.host.stat(path) is None else digest_of(self.host.read(path))
+    def examine(self, files: Iterable[str]) -> dict[str, tuple[FileStat, str]]:
+        """What is known of files now and their digests; those that are gone are left out."""
+        paths = {os.path.join(self.root, file): file for file in files}
+        return {paths[path]: found for path, found in self.host.examine(paths).items()}
 
-    def add(self, file: str, before: bytes, after: bytes) -> None:
-        """Note that `file` is about to change from `before` to `after`."""
-        info = self.host.stat(os.path.join(self.root, file))
-        if info is None:
-            raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
-        number = len(self.entries)
-        self.host.write(self._original(number), before)
-        self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns,
-                             "number": number, "injected": [len(self.injected), len(after)]})
-        self.injected += after
+    def add(self, changes: dict[str, tuple[bytes, bytes]]) -> None:
+        """Note that these files are about to change: contents before and after."""
+        infos, originals = self.examine(changes), {}
+        for file, (before, after) in changes.items():
+            if file not in infos:
+                raise HostError(f"{os.path.join(self.root, file)} 在插入打印时被删除")
+            info, number = infos[file][0], len(self.entries)
+            self.entries.append({"file": file, "before": digest_of(before), "after": digest_of(after), "mode": info.mode, "mtime_ns": info.mtime_ns,
+                                 "number": number, "injected": [len(self.injected), len(after)]})
+            self.injected += after
+            originals[self._original(number)] = before
+        for host, folder in self._places():
+            for error in host.write_all(Content(os.path.join(folder, name), data) for name, data in originals.items()).values():
+                raise error
 
     def _original(self, number: int) -> str:
-        return os.path.join(self.folder, "originals", str(number))
+        return os.path.join("originals", str(number))
 
     def save(self) -> None:
         """Write the journal; only after that may files be changed."""
         owner = {"pid": os.getpid(), "machine": os.uname().nodename, "started": process_start(os.getpid())}
-        self.host.write(os.path.join(self.folder, "injected"), self.injected)
-        self.host.write(os.path.join(self.folder, "journal.json"), json.dumps({"owner": owner, "entries": self.entries}, ensure_ascii=False, indent=1).encode())
+        content = {"owner": owner, "host": self.host.name, "root": self.root, "entries": self.entries}
+        for host, folder in self._places():
+            host.write(os.path.join(folder, "injected"), self.injected)
+            host.write(os.path.join(folder, "journal.json"), json.dumps(content, ensure_ascii=False, indent=1).encode())
+
+    def beat(self) -> None:
+        """Show a start on another machine that this run goes on, by the time of the journal."""
+        if time.monotonic() - self.beaten_at > self.BEAT_SECONDS:
+            self.beaten_at = time.monotonic()
+            self.host.run(["touch", "-c", os.path.join(self.folder, "journal.json")])
 
     def apply(self, contents: dict[str, bytes]) -> dict[str, str]:
         """Write the injected files; returns the digest of each as it is now, be it another's doing.
@@ -5284,24 +6130,22 @@ class Journal:
         All get one whole-second mtime that no earlier round had, so that no stale bytecode is accepted.  A file that cannot
         be written is left out with a warning; raises `HostError` when none can.
         """
-        Journal.last_second = second = max(int(time.time()), Journal.last_second + 1)
-        found, errors = {}, []
+        written = self.host.stat(os.path.join(self.folder, "journal.json")).mtime_ns // 10**9  # the clock there may be another
+        second = self.last_second[self.host.name] = max(written, self.last_second.get(self.host.name, 0) + 1)
+        now, found, chosen = self.examine(contents), {}, []
         for entry in [e for e in self.entries if e["file"] in contents]:
             file = entry["file"]
-            found[file] = self.digest(file)
+            found[file] = now[file][1] if file in now else ""
             if found[file] != entry["before"]:
                 self.entries.remove(entry)
                 continue
-            try:
-                entry_second = max(second, entry["mtime_ns"] // 10**9 + 1)
-                self.host.write(self.path(entry), contents[file], entry["mode"], entry_second * 10**9)
-                found[file] = entry["after"]
-            except HostError as error:
-                errors.append(error)
-                del found[file]
-        if errors and not found:
-            raise errors[0]
-        for error in errors:
+            found[file] = entry["after"]
+            chosen.append(Content(self.path(entry), contents[file], entry["mode"], max(second, entry["mtime_ns"] // 10**9 + 1) * 10**9))
+        errors = self.host.write_all(chosen)
+        found = {file: digest for file, digest in found.items() if os.path.join(self.root, file) not in errors}
+        for error in errors.values():
+            if not found:
+                raise error
             terminal.warn(f"{error}, 没有在其中插入打印")
         return found
 
@@ -5315,35 +6159,46 @@ class Journal:
 
         Raises `HostError` when a file cannot be written; it stays in the journal for the next try.
         """
-        for name in ("runtime.py", "sites.json", "__pycache__"):  # makes room where the disk is full
-            self._sweep(os.path.join(self.folder, name))
-        conflicts, left = [], self.entries
+        self._sweep(*(os.path.join(self.folder, name) for name in ("runtime.py", "sites.json", "__pycache__")))  # makes room where the disk is full
+        conflicts, left, reasons = [], self.entries, {}
         for _ in range(2):  # what was restored made room for the rest
-            failed, reasons = [], []
-            for entry in left:
-                try:
-                    conflicts += self._restore(entry)
-                except HostError as error:
-                    failed.append(entry)
-                    reasons.append(str(error))
-            left = failed
+            reasons = self._restore(left, conflicts)
+            left = [entry for entry in left if entry["number"] in reasons]
         if left:
-            raise HostError(f"{len(left)} 个文件没有还原: {'; '.join(dict.fromkeys(reasons))}", f"插入打印前的内容保存在 {self.folder}, 排除原因后用 --restore 还原")
+            raise HostError(f"{len(left)} 个文件没有还原: {'; '.join(dict.fromkeys(reasons.values()))}", f"插入打印前的内容保存在 {self.folder}, 排除原因后用 --restore 还原")
         self._close()
         return conflicts
 
-    def _restore(self, entry: dict[str, Any]) -> list[str]:
-        path = self.path(entry)
-        info = self.host.stat(path)
-        if info is None:
-            return [f"{path} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}"]
-        now = self.digest(entry["file"])
-        if now not in (entry["before"], entry["after"]) and not self._is_half_written(entry):
-            return [f"{path} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}"]
-        if (now, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
-            self.host.write(path, self._before(entry), entry["mode"], entry["mtime_ns"])
-        self._forget_bytecode(path)
-        return []
+    def _restore(self, entries: list[dict[str, Any]], conflicts: list[str]) -> dict[int, str]:
+        """Restore some entries; returns why it was not possible, by number."""
+        now, changed, failed = self.examine(entry["file"] for entry in entries), [], {}
+        for entry in entries:
+            info, digest = now.get(entry["file"], (None, ""))
+            try:
+                if info and not digest:
+                    failed[entry["number"]] = f"无法读取 {self.path(entry)}"
+                elif info is None:
+                    conflicts.append(f"{self.path(entry)} 已被删除; 插入打印前的内容保存在 {self._keep(entry)}")
+                elif digest not in (entry["before"], entry["after"]) and not self._is_half_written(entry):
+                    conflicts.append(f"{self.path(entry)} 在插入打印后又被修改, 未覆盖 (其中可能还留有打印); 插入打印前的内容保存在 {self._keep(entry)}")
+                elif (digest, info.mtime_ns, info.mode) != (entry["before"], entry["mtime_ns"], entry["mode"]):
+                    changed.append(entry)
+            except HostError as error:
+                failed[entry["number"]] = str(error)
+        contents, damaged = self._originals(changed)
+        errors = self.host.write_all(Content(self.path(e), contents[e["number"]], e["mode"], e["mtime_ns"]) for e in changed if e["number"] in contents)
+        failed |= damaged | {entry["number"]: str(errors[self.path(entry)]) for entry in changed if self.path(entry) in errors}
+        self._forget_bytecode([self.path(entry) for entry in entries if entry["number"] not in failed])
+        return failed
+
+    def _originals(self, entries: list[dict[str, Any]]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Contents from before the prints, from wherever they are undamaged; and why there are none."""
+        found: dict[int, bytes] = {}
+        for host, folder in reversed(self._places()):
+            paths = {os.path.join(folder, self._original(entry["number"])): entry for entry in entries if entry["number"] not in found}
+            found |= {paths[path]["number"]: data for path, data in host.read_all(paths).items() if digest_of(data) == paths[path]["before"]}
+        return found, {entry["number"]: f"{os.path.join(self.folder, self._original(entry['number']))} 已损坏, 不能用来还原 {self.path(entry)}"
+                       for entry in entries if entry["number"] not in found}  # fmt: skip
 
     def _is_half_written(self, entry: dict[str, Any]) -> bool:
         """Whether a write in place was cut off: the file has the head of one version and the rest of the other."""
@@ -5352,10 +6207,10 @@ class Journal:
         return any(now == new[: (n := len(os.path.commonprefix([now, new])))] + old[n:] for new, old in ((after, before), (before, after)))
 
     def _before(self, entry: dict[str, Any]) -> bytes:
-        data = self.host.read(self._original(entry["number"]))
-        if digest_of(data) != entry["before"]:
-            raise HostError(f"{self._original(entry['number'])} 已损坏, 不能用来还原 {self.path(entry)}")
-        return data
+        found, damaged = self._originals([entry])
+        if damaged:
+            raise HostError(damaged[entry["number"]])
+        return found[entry["number"]]
 
     def _keep(self, entry: dict[str, Any]) -> str:
         path = self.path(entry)
@@ -5366,24 +6221,25 @@ class Journal:
         self.host.write(kept, self._before(entry), entry["mode"], entry["mtime_ns"])
         return kept
 
-    def _forget_bytecode(self, path: str) -> None:
-        folder, name = os.path.split(path)
-        for compiled in self.host.find(os.path.join(glob.escape(folder), "__pycache__", glob.escape(name.removesuffix(".py")) + ".*.pyc")):
-            self.host.remove(compiled)
+    def _forget_bytecode(self, paths: list[str]) -> None:
+        names = {path.removesuffix(".py") for path in paths}
+        for folder in {os.path.dirname(path) for path in paths}:
+            compiled = self.host.find(os.path.join(glob.escape(folder), "__pycache__", "*.pyc"))
+            self.host.remove(*(path for path in compiled if os.path.join(folder, os.path.basename(path).split(".")[0]) in names))
 
     def _close(self) -> None:
         """Remove the journal first: without it the folder is only litter, which the next start sweeps away."""
-        for folder in {os.path.dirname(self.path(entry)) for entry in self.entries}:
-            for temporary in self.host.find(os.path.join(glob.escape(folder), self.FOLDER + "*.tmp")):
-                self._sweep(temporary)  # of a write that was killed
+        for folder in {os.path.dirname(self.path(entry)) for entry in self.entries}:  # of a write that was killed
+            self._sweep(*self.host.find(os.path.join(glob.escape(folder), self.FOLDER + "*.tmp")))
         self._sweep(os.path.join(self.folder, "journal.json"))
         self._sweep(self.folder)
+        if self.mirror:
+            LocalHost().remove(self.mirror)
 
-    def _sweep(self, path: str) -> None:
+    def _sweep(self, *paths: str) -> None:
         """Remove what is ours; a process of the training may still write bytecode there, and then the next start does it."""
-        if self.LITTER.search(path):
-            with contextlib.suppress(HostError):
-                self.host.remove(path)
+        with contextlib.suppress(HostError):
+            self.host.remove(*filter(self.LITTER.search, paths))
 
     @classmethod
     def leftovers(cls, host: Host, root: str) -> list["Journal"]:
@@ -5397,7 +6253,20 @@ class Journal:
         found = [cls._open(host, path) for path in ours if host.stat(os.path.join(path, "journal.json"))]
         for path in set(ours) - {journal.folder for journal in found}:
             cls(host, root, "")._sweep(path)  # died before any file was touched, or after all were restored
-        return found
+        return found + list(cls._mirrored(host, root, {os.path.basename(journal.folder) for journal in found}))
+
+    @classmethod
+    def _mirrored(cls, host: Host, root: str, known: set[str]) -> Iterator["Journal"]:
+        """Journals of which only the copy on this machine is left; of their files those count in which our prints still are."""
+        for path in glob.glob(os.path.join(os.path.expanduser(cls.MIRRORS), cls.FOLDER + "*", "journal.json")):
+            name, content = os.path.basename(os.path.dirname(path)), json.loads(LocalHost().read(path))
+            if name in known or (content["host"], content["root"]) != (host.name, root):
+                continue
+            journal = cls(host, root, name.removeprefix(cls.FOLDER))
+            journal._check_owner(content["owner"])
+            now = journal.examine(entry["file"] for entry in content["entries"])
+            journal.entries = [entry for entry in content["entries"] if entry["file"] in now and now[entry["file"]][1] == entry["after"]]
+            yield journal
 
     @classmethod
     def _open(cls, host: Host, folder: str) -> "Journal":
@@ -5407,11 +6276,20 @@ class Journal:
             owner, journal.entries = content["owner"], content["entries"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder} 里的 journal.json 已损坏, 不能自动还原代码", f"插入打印前的内容保存在 {folder}/originals, 请手动还原后删除这个文件夹") from error
-        is_here = owner["machine"] == os.uname().nodename
-        journal.is_own = is_here and owner["pid"] == os.getpid()
-        if is_here and not journal.is_own and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
-            raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {journal.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
+        journal._check_owner(owner)
         return journal
+
+    def _check_owner(self, owner: dict[str, Any]) -> None:
+        """Raise `ConfigError` if the run that wrote this journal still goes on."""
+        is_here = owner["machine"] == os.uname().nodename
+        self.is_own = is_here and owner["pid"] == os.getpid()
+        if not is_here:
+            written = self.host.stat(os.path.join(self.folder, "journal.json"))
+            if written and float(self.host.run(["date", "+%s"]).out) - written.mtime_ns / 1e9 < self.SILENT_SECONDS:
+                hint = f"请等它结束; 它若已经不在, 请过 {self.SILENT_SECONDS // 60} 分钟再试"
+                raise ConfigError(f"{owner['machine']} 上的 PrecisionComparer (进程 {owner['pid']}) 正在 {self.root} 中插入打印", hint)
+        elif not self.is_own and process_start(owner["pid"]) == owner["started"] and (owner["started"] or _is_alive(owner["pid"])):
+            raise ConfigError(f"另一个 PrecisionComparer (进程 {owner['pid']}) 正在 {self.root} 中插入打印", "请等它结束, 或结束它之后用 --restore 还原代码")
 
 
 def _is_alive(pid: int) -> bool:
@@ -5431,10 +6309,15 @@ class Injection:
     """The prints of one round on one side."""
 
     side: Side
-    tag: str
+    journal: Journal
     sites: dict[int, Site]
     files: list[str]
     left_out: list[str]
+
+    @property
+    def tag(self) -> str:
+        """What marks the prints of this round."""
+        return self.journal.tag
 
 
 @dataclass(frozen=True)
@@ -5469,9 +6352,9 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
     `done` holds what is injected already, by the digest of the result: (digest of the original, sites).  A file that is
     in it was reached under another name or by the other side, and prints with the numbers it has.
     """
-    injection = Injection(side, journal.tag, {}, [], [])
+    injection = Injection(side, journal, {}, [], [])
     planned: dict[str, tuple[str, list[Site]]] = {}
-    contents: dict[str, bytes] = {}
+    made: dict[str, bytes] = {}
     for file in files:
         funcs = code.load(file)
         source = code.sources.get(file)
@@ -5485,17 +6368,15 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
         injection.left_out += [f"{file}: {reason}"] if reason else []
         if data is None:
             continue
-        planned[file] = digest_of(source.data), kept
-        if (now := journal.digest(file)) == planned[file][0]:
-            journal.add(file, source.data, data)
-            contents[file] = data
-        else:
-            _adopt_sites(injection, file, now, planned[file], done)
+        planned[file], made[file] = (digest_of(source.data), kept), data
+    now = {file: digest for file, (_, digest) in journal.examine(made).items()}
+    contents = {file: data for file, data in made.items() if now.get(file) == planned[file][0]}
+    journal.add({file: (code.sources[file].data, data) for file, data in contents.items()})
     journal.save()
-    found = journal.apply(contents)
-    done.update({now: planned[file] for file, now in found.items() if now == digest_of(contents[file])})
-    for file, now in found.items():
-        _adopt_sites(injection, file, now, planned[file], done)
+    found = {file: now.get(file, "") for file in made if file not in contents} | journal.apply(contents)
+    done.update({digest: planned[file] for file, digest in found.items() if file in contents and digest == digest_of(contents[file])})
+    for file, digest in found.items():
+        _adopt_sites(injection, file, digest, planned[file], done)
     return injection
 
 
@@ -7721,7 +8602,7 @@ class Search:
 def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bool) -> tuple[dict[str, Metrics], Comparison]:
     """Launch both trainings (or take what is there), read loss and grad norm, and compare them."""
     terminal.stage(3, 6, "读取已有的训练日志..." if reuse_runs else "启动训练并等待结束...")
-    runs = reuse(sides, config) if reuse_runs else launch(sides, config, folder, "first", {})
+    runs = reuse(sides, config, folder) if reuse_runs else launch(sides, config, folder, "first", {})
     terminal.stage(4, 6, "解析 loss 和 grad norm...")
     metrics = {side.name: read_metrics(new_text(runs[side.name]), config.debug.log_keywords, side.name) for side in sides}
     for name, found in metrics.items():
@@ -7734,11 +8615,13 @@ def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bo
     return metrics, comparison
 
 
-def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[str, str]) -> dict[str, Run]:
-    """Run both trainings to their end, with a progress line a side."""
+def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[str, str], journals: Iterable[Journal] = ()) -> dict[str, Run]:
+    """Run both trainings to their end, with a progress line a side; `journals` tell other machines that we go on."""
     def progress(side: str, step: int | None, loss: float | None, seconds: float) -> None:
         at = f"step {step}, loss {loss:.6g}" if step is not None and loss is not None else "等待第一步"
         terminal.progress(f"{side}: {at}, 已用 {seconds:.0f} s")
+        for journal in journals:
+            journal.beat()
 
     for side in sides:
         terminal.say(f"启动 {side.name}: {side.config.run_script}")
@@ -7767,12 +8650,14 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
         if missing:
             terminal.warn(f"没有可用的 msprobe dump: {', '.join(missing)}; 定位将从入口脚本开始")
             return finding
-        dumps = {name: load_dump(hosts[name], found[name]) for name in where}
+        near = {name: fetch_dump(hosts[name], found[name], f"{folder}/dump_{name}") for name in where}
+        dumps = {name: load_dump(LocalHost(), near[name]) for name in where}
         check_pair(dumps["baseline"], dumps["test"])
     except (MsprobeError, HostError) as error:
         terminal.warn(f"dump 不能使用: {error}; 定位将从入口脚本开始")
         return finding
-    rows, path = _dump_rows(hosts["test"], config, folder, found, dumps)
+    host = msprobe_host(hosts)
+    rows, path = _dump_rows(host, config, folder, near if isinstance(host, LocalHost) else found, dumps)
     finding.mismatch = first_mismatch(rows, config.debug.trace_threshold, phase, dumps["test"], dumps["baseline"])
     for side in sides:
         finding.files[side.name] = stack_files(dumps[side.name], config, trees[side.name])
@@ -7790,11 +8675,14 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
 
 
 def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFiles], dumps: dict[str, Dump]) -> tuple[list[Row], str | None]:
-    out_dir = config.msprobe.compare_output_dir or str(folder / "msprobe")
+    out_dir = config.msprobe.compare_output_dir
+    if not out_dir.startswith("/"):
+        out_dir = f"{host.scratch(str(folder))}/msprobe"
     try:
         result = run_msprobe_compare(host, config.msprobe, found["baseline"], found["test"], out_dir, terminal.progress)
-        terminal.say(f"msprobe {result.version} 的结果: {result.path}, 共 {len(result.rows)} 行")
-        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), result.path
+        path = fetch(host, result.path, f"{folder}/msprobe/{os.path.basename(result.path)}")
+        terminal.say(f"msprobe {result.version} 的结果: {path}, 共 {len(result.rows)} 行")
+        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), path
     except (MsprobeError, HostError) as error:
         terminal.warn(f"msprobe compare 未成功: {error}; 改为直接读取两侧的 dump.json")
         return rows_from_dumps(dumps["baseline"], dumps["test"]), None
@@ -7872,7 +8760,7 @@ def run_round(search: Search, number: int) -> None:
         for side in sides:
             terminal.say(f"  {side.name}: 插入 {len(injections[side.name].sites)} 处打印")
         try:
-            runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"})
+            runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"}, [i.journal for i in injections.values()])
         except RunError as error:
             blamed = blamed_files(search, str(error), injections)
             if not blamed:
@@ -8015,8 +8903,7 @@ def connect_sides(config: Config) -> list[Side]:
     for number, name in enumerate(("baseline", "test"), 1):
         terminal.stage(number, 6, f"连接到{name}服务器...")
         side_config = getattr(config, name)
-        sides.append(Side(name, side_config, connect(name, side_config)))
-        terminal.say("本机运行" if side_config.mode == "local" else f"成功连接到 {side_config.ssh.host}")
+        sides.append(Side(name, side_config, connect(side_config)))
     return sides
 
 
@@ -8140,6 +9027,7 @@ def _interrupt(signum: int, frame: Any) -> None:
     """End in order; a second Ctrl-C of an impatient user must not cut short what stops the training and restores the code."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
+    SshHost.patience = HURRY_SECONDS
     raise KeyboardInterrupt
 
 

@@ -144,7 +144,7 @@ def injected_journal(tmp_path):
     journal = pc.Journal(host, str(tmp_path / "code"), TAG)
     host.makedirs(os.path.join(journal.folder, "originals"))
     for path, data in files.items():
-        journal.add(path, data, data + b"# print\n")
+        journal.add({path: (data, data + b"# print\n")})
     journal.save()
     journal.apply({path: data + b"# print\n" for path, data in files.items()})
     return host, journal, before

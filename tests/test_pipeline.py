@@ -505,7 +505,7 @@ ERRORS = {
     "unknown key": ([configure("debug", tolerence=1)], [], 2, ["未知的配置项 debug.tolerence", "tolerance"]),
     "wrong type": ([configure("debug", max_iterations="many")], [], 2, ['debug.max_iterations 的值 "many" 类型不对', "整数"]),
     "two wrong values": ([configure("debug", rank=-1), configure("test", mode="ssh")], [], 2, ["2 处错误", "debug.rank", "test.mode"]),
-    "remote mode": ([configure("test", mode="remote", ssh={"host": "h"}, log_path="/l", code_path="/c", run_script="/r")], [], 2, ["远程模式"]),
+    "unknown machine": ([configure("test", mode="remote", ssh={"host": "no-such-host.invalid"}, log_path="/l", code_path="/c", run_script="/r")], [], 3, ["找不到主机"]),
     "wrong option": ([], ["--reuse-run"], 2, ["无法识别的参数 --reuse-run", "--reuse-runs"]),
     "bad value of an option": ([], ["max_iterations=0"], 2, ["debug.max_iterations", "不能小于 1"]),
     "missing code folder": ([remove("test/code")], [], 2, ["test.code_path 不存在", "请改成"]),
