@@ -8018,7 +8018,8 @@ def render_html(report: Report) -> str:
     def shown(value: Any) -> Any:
         return terminal.redact(value) if type(value) is str else value
 
-    errors = [[min(max(error, 1e-17), 10.0), "∞" if math.isinf(error) else f"{error:.3g}", place, best] for error, place, best in report.details.errors]
+    errors = [[min(max(error, 1e-17), 10.0) if error == error else 10.0, f"{error:.3g}" if math.isfinite(error) else "∞", place, best]
+              for error, place, best in report.details.errors]
     charts = {"curves": [curve_data(report, name) for name in METRICS if name in report.metrics], "errors": errors}
     text = terminal.redact(json.dumps(charts, ensure_ascii=False)).replace("<", "\\u003c")
     page = jinja2.Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True).from_string(HTML)
