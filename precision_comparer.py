@@ -7768,17 +7768,17 @@ pre { margin: 0; white-space: pre-wrap; line-height: 1.65 }
 .code div { display: grid; grid-template-columns: 46px 1fr; border-left: 3px solid transparent; padding-right: 8px } .code i { color: var(--soft); font-style: normal; text-align: right; padding-right: 12px; user-select: none }
 .code .guilty { background: var(--guilty); border-left-color: var(--bad); font-weight: 600 }
 mark { background: var(--mark); color: inherit; border-radius: 3px }
-.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% } table:not(.stack) { min-width: 620px } .stack td:not([data-name]) { white-space: nowrap }
 th, td { text-align: left; vertical-align: top; padding: 6px 10px; border-bottom: 1px solid var(--line) } th { color: var(--soft); font-size: 13px; font-weight: 600; white-space: nowrap; cursor: pointer } th::after { content: " ↕"; opacity: .4 }
 td.n { font-variant-numeric: tabular-nums; white-space: nowrap } tr.first td { background: var(--bad-bg) } tr:last-child td { border-bottom: 0 }
 .chart { height: 400px } details { border-top: 1px solid var(--line); padding: 8px 0 } details:first-of-type { border-top: 0 } summary { cursor: pointer } details > pre, details .code { margin-top: 8px }
 ol, ul { padding-left: 22px; margin: 0 } li { margin: 2px 0 }
 @media (max-width: 720px) { main { padding: 10px 10px 40px } header, section { padding: 14px } .pair { grid-template-columns: 1fr } h1 { font-size: 19px } .chart { height: 340px }
-  .stack thead { display: none } .stack tr, .stack td { display: block; border: 0; padding: 1px 0 } .stack tr { border-bottom: 1px solid var(--line); padding: 8px 0 } .stack td[data-name]::before { content: attr(data-name) " "; color: var(--soft); font: 12px system-ui } }
+  .stack td:not([data-name]) { white-space: normal } .stack thead { display: none } .stack tr, .stack td { display: block; border: 0; padding: 1px 0 } .stack tr { border-bottom: 1px solid var(--line); padding: 8px 0 } .stack td[data-name]::before { content: attr(data-name) " "; color: var(--soft); font: 12px system-ui } }
 </style>
 </head>
 <body>
-{% macro pieces(parts) %}{% for text, changed in parts %}{% if changed and text.strip() %}<mark>{{ text }}</mark>{% else %}{{ text }}{% endif %}{% endfor %}{% endmacro %}
+{% macro pieces(parts) %}{% for text, changed in parts %}{% if changed and text.strip() %}{{ text[:text|length - text.lstrip()|length] }}<mark>{{ text.lstrip() }}</mark>{% else %}{{ text }}{% endif %}{% endfor %}{% endmacro %}
 {% macro code(place) %}<pre class="code">{% for line in place.around %}<div{% if line.is_guilty %} class="guilty"{% endif %}><i>{{ line.number }}</i><span>{{ pieces(line.parts) }}</span></div>{% else %}<div class="guilty"><i>{{ place.line }}</i><span>{{ place.code }}</span></div>{% endfor %}</pre>{% endmacro %}
 {% macro both(location) %}<div class="pair">
 {% for side, place in (("test", location.test), ("baseline", location.baseline)) %}<div><div class="where"><span class="tag {{ side }}">{{ side }}</span>{% if place %}<code>{{ place.file }}:{{ place.line }}</code> <small>{{ place.function }}</small></div>{{ code(place) }}{% else %}<small>这一侧没有对应的语句</small></div>{% endif %}</div>
@@ -7832,7 +7832,7 @@ const settings = { responsive: true, displaylogo: false, displayModeBar: false }
 function draw() {
   document.querySelectorAll(".curve").forEach((box, i) => {
     const c = data.curves[i], at = c.first !== null;
-    Plotly.react(box, [line("baseline", c.steps, c.baseline, css("--one")), line("test", c.steps, c.test, css("--two")),
+    Plotly.react(box, [line("baseline", c.steps, c.baseline, css("--one"), { line: { color: css("--one"), width: 4 } }), line("test", c.steps, c.test, css("--two")),
       line("差异", c.steps, c.difference, css("--bad"), { yaxis: "y2" }), line("容差", c.steps, c.tolerance, css("--soft"), { yaxis: "y2", mode: "lines", line: { color: css("--soft"), dash: "dash", width: 1.5 } })],
       look({ title: { text: c.title, x: 0.01, font: { size: 14, color: css("--ink") } }, xaxis: axis({ title: { text: "step", standoff: 4 }, anchor: "y2", tickformat: "d" }), yaxis: axis({ domain: [0.42, 1] }), yaxis2: axis({ domain: [0, 0.3], rangemode: "tozero", exponentformat: "e" }),
         shapes: at ? [{ type: "line", x0: c.first, x1: c.first, yref: "paper", y0: 0, y1: 1, line: { color: css("--bad"), width: 1.5, dash: "dot" } }] : [],
@@ -7859,14 +7859,15 @@ document.querySelectorAll("th").forEach(head => head.addEventListener("click", (
 </body>
 </html>
 """
-CODE_AROUND, ROWS_AROUND, MOST_POINTS = 6, 8, 4000
+CODE_AROUND, ROWS_AROUND, MOST_POINTS = 5, 8, 4000
 
 
 def word_diff(ours: Any, theirs: Any, words: str = r"\w+|\s|[^\w\s]") -> list[Parts]:
     """The lines of `ours` in pieces, each with whether `theirs` has something else there."""
     a, b = (re.findall(words, terminal.redact(str(text))) for text in (ours, theirs))
     lines: list[Parts] = [[]]
-    for tag, start, end, _, _ in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for tag, *ends in difflib.SequenceMatcher(None, *sorted((a, b)), autojunk=False).get_opcodes():  # sorted: the same pairing from either side
+        start, end = ends[:2] if a <= b else ends[2:]
         for number, piece in enumerate("".join(a[start:end]).split("\n")):
             lines += [[]] if number else []
             lines[-1] += [(piece, tag != "equal")] if piece else []
@@ -7922,7 +7923,8 @@ def error_points(pairs: list[Pair], best: Pair | None) -> list[tuple[float, str,
     for pair in pairs:
         if pair.test and pair.baseline and pair.outs and pair.stmt:
             place = f"{pair.stmt.func.file}:{pair.stmt.line} {pair.stmt.text[:80]}"
-            points.append((max(found.error for found in pair.outs.values()), place, pair is best))
+            worst = max((found.error for found in pair.outs.values() if not found.is_weak), default=0.0)  # texts and paths say nothing here
+            points.append((worst, place, pair is best))
     size = len(points) // MOST_POINTS + 1
     return [max(points[start : start + size], key=lambda point: (point[2], point[0])) for start in range(0, len(points), size)]
 
@@ -7993,7 +7995,8 @@ def headline(report: Report) -> str:
     if report.details.failure:
         return "没有完成：" + report.details.failure.split("\n")[0]
     if report.verdict == "consistent":
-        return f"两侧精度一致：比较了 {loss['steps_compared']} 步，loss 和 grad norm 的差异都不超过容差 {report.details.tolerance:g}"
+        names = " 和 ".join(METRICS[name] for name in METRICS if name in report.metrics)
+        return f"两侧精度一致：比较了 {loss['steps_compared']} 步，{names} 的差异不超过{'相对' if report.details.is_relative else ''}容差 {report.details.tolerance:g}"
     if location is None:
         return "精度不一致，但没有定位到具体的代码行"
     place = location.test or location.baseline
