@@ -257,7 +257,7 @@ class Terminal:
         self.log(plain)
         if not self.console.is_terminal:
             return self._show(plain)
-        shown = Table(*header, expand=False, show_lines=True)
+        shown = Table(*header, expand=False)
         for cells, look in rows:
             shown.add_row(*(Text(self.redact(cell), overflow="fold") for cell in cells), style=look)
         self._show(shown, soft_wrap=False)
@@ -784,8 +784,9 @@ def check_msprobe(config: Config, sides: list[Side]) -> Iterator[Problem]:
 def check_facts(config: Config, side: Side) -> Iterator[Problem]:
     """What only `--check` looks at, because it takes a while or is only nice to know: the code, the dump, the disk."""
     files = side.host.find(f"{glob.escape(side.config.code_path)}/**/*.py")
-    yield Problem("ok", f"{side.name}.code_path: {len(files)} 个 .py 文件")
-    yield Problem("ok", f"{side.name}.log_path: {len(log_files(side.host, side.config.log_path))} 个已有的日志")
+    logs = len(log_files(side.host, side.config.log_path))
+    yield from [Problem("ok", f"{side.name}.code_path: {len(files)} 个 .py 文件")] if files else []
+    yield Problem("ok", f"{side.name}.log_path: " + (f"{logs} 个已有的日志" if logs else "还没有日志, 等训练写出"))
     if folder := getattr(config.msprobe, f"{side.name}_data_dir"):
         found = list(_dumps_in(side.host, folder))
         steps, ranks = (", ".join(map(str, sorted({item[at] for item in found} - {None}))) or "-" for at in (1, 2))
@@ -826,6 +827,7 @@ def show_checks(config: Config) -> int:
     tools = check_tools(config, sides[-1].host) if sides else ()
     found += [*problems, *(one for one in tools if one.level != "warning" or one.text not in {p.text for p in problems})]
     marks = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "bold red")}
+    found.sort(key=lambda one: list(marks).index(one.level))  # what matters most stands last, above the prompt
     terminal.table(["", "检查", "怎么办"], [([marks[one.level][0], one.text, one.remedy], marks[one.level][1]) for one in found])
     errors = sum(one.level == "error" for one in found)
     terminal.say(f"有 {errors} 处会使运行失败, 没有启动训练" if errors else "检查通过, 没有启动训练", style="bold red" if errors else "green")
