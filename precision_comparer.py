@@ -8131,7 +8131,7 @@ def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[
     def progress(side: str, step: int | None, loss: float | None, seconds: float) -> None:
         total = max(reader.total_steps for reader in readers)
         at = f"step {step}{f'/{total}' if total else ''}, loss {loss:.6g}" if step is not None and loss is not None else "等待第一步"
-        rest = f", 预计还需 {seconds / step * (total - step):.0f} s" if step and total > step else ""
+        rest = f", 还需约 {seconds / step * (total - step):.0f} s" if step and total > step else ""
         terminal.progress(f"{side + ':':9} {at}, 已用 {seconds:.0f} s{rest}", side)
 
     for side in sides:

@@ -68,7 +68,7 @@ def test_words_that_differ_are_marked_and_the_statement_too():
     page = body(pc.render_html(report()))
     guilty = re.findall(r'<div class="guilty"><i>(\d+)</i><span>(.*?)</span>', page)
     assert guilty[0] == ("3", "emb = freqs<mark>.repeat(2</mark>)")
-    assert guilty[1] == ("2", "emb = <mark>torch</mark>.<mark>cat</mark>(<mark>(freqs, freqs</mark>)<mark>)</mark>")
+    assert guilty[1] == ("2", "emb = <mark>torch.cat((</mark>freqs<mark>, freqs</mark>)<mark>)</mark>")
     assert "norm=<mark>3.5</mark>" in page and "norm=<mark>2.5</mark>" in page and "import torch</span>" in page
 
 
