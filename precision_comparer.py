@@ -7809,7 +7809,7 @@ ol, ul { padding-left: 22px; margin: 0 } li { margin: 2px 0 }
 {% if report.not_traced %}<section id="not-traced"><h2>没能观察的地方</h2><ul>{% for text in report.not_traced[:200] %}<li>{{ text }}</li>{% endfor %}</ul></section>{% endif %}
 {% if metrics %}<section><h2>loss 和 grad norm</h2>{% for name in metrics %}<div class="chart curve"></div>{% endfor %}
 <div class="scroll"><table><thead><tr><th>指标</th><th>步数</th><th>平均差异</th><th>最大差异</th><th>最大相对差异</th><th>首个超出容差的步</th></tr></thead><tbody>{% for name, found in metrics.items() %}<tr><td>{{ titles[name] }} <small>{{ found.keyword }}</small></td><td class="n">{{ found.steps_compared }}</td>{% for key in ("mean_abs_diff", "max_abs_diff", "max_rel_diff") %}<td class="n">{{ "%.6g"|format(found[key]) if found[key] is number else found[key] }}</td>{% endfor %}<td class="n">{{ "无" if found.first_step_over_tolerance is none else found.first_step_over_tolerance }}</td></tr>{% endfor %}</tbody></table></div></section>{% endif %}
-{% if details.errors %}<section><h2>误差沿执行顺序的变化</h2><p class="soft">最后一次重跑里每条语句输出的相对差异（对数坐标）。底线表示完全相等，顶线表示必须相等的值不相等。</p><div class="chart" id="errors"></div></section>{% endif %}
+{% if details.errors %}<section><h2>误差沿执行顺序的变化</h2><p class="soft">最后一次重跑里每条语句输出的相对差异（对数坐标）。底线表示完全相等，顶线表示必须相等的值不相等。菱形是定位到的语句；它之前若有零星的差异，是没有传到 loss 和梯度里的。</p><div class="chart" id="errors"></div></section>{% endif %}
 {% if report.msprobe %}<section><h2>msprobe</h2>{% if report.msprobe.first_mismatch %}<p>第一个不一致的张量：<code>{{ report.msprobe.first_mismatch.npu_name }}</code>（第 {{ report.msprobe.first_mismatch.row }} 行，共 {{ report.msprobe.rows }} 行）：{{ report.msprobe.first_mismatch.reason }}。它是搜索的起点，不一定是出处。</p>{% else %}<p>{{ report.msprobe.rows }} 行中没有超过阈值的差异。</p>{% endif %}
 {% if details.rows %}<div class="scroll"><table class="stack"><thead><tr><th>行</th><th>张量</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>{% for row in details.rows %}<tr{% if row.number == report.msprobe.first_mismatch.row %} class="first"{% endif %}><td class="n">{{ row.number }}</td><td class="v">{{ row.name }}</td><td class="v" data-name="test">{{ pieces(value_diff(row.test, row.baseline)) }}</td><td class="v" data-name="baseline">{{ pieces(value_diff(row.baseline, row.test)) }}</td><td class="n" data-name="相对差异" data-sort="{{ row.difference }}">{{ percent(row.difference) if row.difference else 0 }}</td></tr>{% endfor %}</tbody></table></div>{% endif %}
 {% if report.msprobe.result_file %}<p class="soft">结果文件：{{ report.msprobe.result_file }}</p>{% endif %}</section>{% endif %}
@@ -7923,7 +7923,7 @@ def error_points(pairs: list[Pair], best: Pair | None) -> list[tuple[float, str,
     """The error of each execution in order; of many, the worst of each stretch."""
     points = []
     for pair in pairs:
-        if pair.test and pair.baseline and pair.outs and pair.stmt:
+        if pair.test and pair.baseline and pair.outs and pair.stmt and not VOLATILE_CALL.search(pair.stmt.text):
             place = f"{pair.stmt.func.file}:{pair.stmt.line} {pair.stmt.text[:80]}"
             worst = max((found.error for found in pair.outs.values() if not found.is_weak), default=0.0)  # texts and paths say nothing here
             points.append((worst, place, pair is best))
