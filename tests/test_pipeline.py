@@ -561,6 +561,17 @@ def test_a_rerun_that_fails_still_leaves_a_report(tiny):
     assert report["metrics"]["loss"]["steps_compared"] == 4
 
 
+def test_an_interrupted_first_run_leaves_a_page(tiny):
+    put("test/run.sh", HANGS)(tiny)
+    process = subprocess.Popen([sys.executable, SCRIPT], cwd=tiny, env=environment(), stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: list(tiny.glob("precision_report/*/first_test.log")))
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "对比没有完成, 已有的结果" in out and "已中断" in out
+    page = (reports_of(tiny)[-1] / "report.html").read_text(encoding="utf-8")
+    assert "没有完成：被中断" in page and not (reports_of(tiny)[-1] / "report.json").exists()
+
+
 def bound_by_permissions() -> None:
     """Have root's commands obey file permissions: take CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH away for good."""
     for capability in (1, 2):
