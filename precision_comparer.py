@@ -1,9 +1,11 @@
 # /// script
 # requires-python = ">=3.10"
 # dependencies = [
+#     "jinja2>=3.1",
 #     "openpyxl>=3.1",
 #     "pandas>=2.0",
 #     "paramiko>=3.4",
+#     "plotly>=5.0",
 #     "pydantic>=2.6",
 #     "python-calamine>=0.2",
 #     "rich>=13.0",
@@ -72,6 +74,7 @@ import json
 import logging
 import math
 import os
+import platform
 import random
 import re
 import secrets
@@ -98,11 +101,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, Protocol
 
+import jinja2
 import paramiko
 import pydantic
-from rich.console import Console
-from rich.control import Control
-from rich.segment import ControlType
+from plotly.offline import get_plotlyjs
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 __version__ = "0.1.0"
 
@@ -146,6 +153,7 @@ class MsprobeError(PrecisionError):
     """msprobe is absent or failed, or a dump cannot be used (exit 3 only where nothing else can be done)."""
 
 
+RULE = re.compile(r"^={20,}$", re.MULTILINE)  # shortened in a narrow window
 PROGRESS_LOG_SECONDS = 60  # how often a progress line is kept where it cannot be overwritten by the next one
 
 
@@ -158,8 +166,9 @@ class Terminal:
         self.warnings: list[str] = []
         self._log: Any = None
         self._early: list[str] = []
-        self._kept_progress_at = -math.inf
-        self._is_progress_shown = False
+        self._kept_progress_at: dict[str, float] = {}
+        self._progress: dict[str, str] = {}
+        self._live: Live | None = None
 
     def open_log(self, path: Path) -> None:
         """Start `console.log` at `path`; what was said before is written first."""
@@ -192,17 +201,24 @@ class Terminal:
             self._log = None
             self._show(f"警告: console.log 写不进去（{reason_of(error)}），之后的内容只显示在终端上", style="yellow")
 
-    def _show(self, text: str, **how: Any) -> None:
+    def _show(self, text: Any, **how: Any) -> None:
         """A terminal that is gone (`| head`, a closed window) must not end it either: the log has everything."""
         try:
-            if self._is_progress_shown:
-                self.console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
-            self._is_progress_shown = how.get("end") == "\r"
-            self.console.print(self.redact(text), markup=False, **how)
+            self._end_progress()
+            if isinstance(text, str):
+                text = RULE.sub(lambda rule: rule[0][: self.console.width], self.redact(text))
+            self.console.print(text, markup=False, **how)
         except (OSError, SystemExit):  # rich exits when its pipe is closed
             self.console.quiet = True
             with contextlib.suppress(OSError, ValueError):  # else Python fails at exit to flush what nobody reads
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _end_progress(self) -> None:
+        """Take the progress lines away: what comes next is printed in their place."""
+        live, self._live = self._live, None
+        self._progress = {}
+        if live is not None:
+            live.stop()
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Show one piece of text."""
@@ -217,15 +233,43 @@ class Terminal:
         """Open a stage: `[1/6] text`."""
         self.say(f"\n[{number}/{total}] {text}", style="bold")
 
-    def progress(self, text: str) -> None:
-        """Show where something long is; on a terminal the line is overwritten by the next one, elsewhere few are kept."""
-        if is_kept := time.monotonic() - self._kept_progress_at >= PROGRESS_LOG_SECONDS:
-            self._kept_progress_at = time.monotonic()
+    def progress(self, text: str, key: str = "") -> None:
+        """Show where something long is, one line a `key`: on a terminal in place, elsewhere (and in the log) few are kept."""
+        now = time.monotonic()
+        if is_kept := now - self._kept_progress_at.get(key, -math.inf) >= PROGRESS_LOG_SECONDS:
+            self._kept_progress_at[key] = now
             self.log(text)
-        if self.console.is_terminal:
-            self._show(text, end="\r", overflow="ellipsis", no_wrap=True, soft_wrap=False)
-        elif is_kept:
-            self._show(text)
+        if not self.console.is_terminal:
+            if is_kept:
+                self._show(text)
+            return
+        self._progress[key] = self.redact(text)
+        lines = Group(*(Text(line, style="cyan", no_wrap=True, overflow="ellipsis") for line in self._progress.values()))
+        with contextlib.suppress(OSError, SystemExit):
+            if self._live is None:
+                self._live = Live(console=self.console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(lines, refresh=True)
+
+    def panel(self, title: str, lines: list[tuple[str, str]], style: str) -> None:
+        """Show (text, style) lines in a frame; plain text where there is no terminal."""
+        plain = "\n".join(text for text, _ in lines)
+        self.log(plain)
+        if not self.console.is_terminal:
+            return self._show(plain)
+        body = Text("\n").join(Text(self.redact(text), style=look) for text, look in lines)
+        self._show(Panel(body, title=title, border_style=style, title_align="left"), soft_wrap=False)
+
+    def table(self, header: list[str], rows: list[tuple[list[str], str]]) -> None:
+        """Show (cells, style) rows as a table; as lines of text where there is no terminal."""
+        plain = "\n".join("  ".join(cell for cell in cells if cell) for cells, _ in rows)
+        self.log(plain)
+        if not self.console.is_terminal:
+            return self._show(plain)
+        shown = Table(*header, expand=False)
+        for cells, look in rows:
+            shown.add_row(*(Text(self.redact(cell), overflow="fold") for cell in cells), style=look)
+        self._show(shown, soft_wrap=False)
 
     def warn(self, text: str) -> None:
         """Show a warning once and keep it for the report."""
@@ -635,13 +679,14 @@ def apply_args(config: Config, args: argparse.Namespace) -> Config:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that `check_setup` found: an error stops the run, a warning does not."""
+    """Something that a check found: an error stops the run, a warning does not, and `ok` only says what is there."""
 
-    level: Literal["error", "warning"]
+    level: Literal["error", "warning", "ok"]
     text: str
     remedy: str = ""
 
 
+LOW_SPACE, NO_SPACE = 1 << 30, 64 << 20  # bytes
 CHECK_SECONDS = 10  # for parsing one side's code: a large tree on a slow disk must not delay the training
 
 
@@ -748,6 +793,59 @@ def check_msprobe(config: Config, sides: list[Side]) -> Iterator[Problem]:
     if all(folders) and host.run(["sh", "-c", 'command -v "$1"', "sh", command]).code:
         yield Problem("warning", f"找不到 msprobe 命令: {command}",
                       "将直接对比 dump.json；要用它请执行 pip install mindstudio-probe，或在 msprobe.command 中写出它的路径")
+
+
+def check_facts(config: Config, side: Side) -> Iterator[Problem]:
+    """What only `--check` looks at, because it takes a while or is only nice to know: the code, the dump, the disk."""
+    files = side.host.find(f"{glob.escape(side.config.code_path)}/**/*.py")
+    logs = len(log_files(side.host, side.config.log_path))
+    yield from [Problem("ok", f"{side.name}.code_path: {len(files)} 个 .py 文件")] if files else []
+    yield Problem("ok", f"{side.name}.log_path: " + (f"{logs} 个已有的日志" if logs else "还没有日志, 等训练写出"))
+    if folder := getattr(config.msprobe, f"{side.name}_data_dir"):
+        found = list(_dumps_in(side.host, folder))
+        steps, ranks = (", ".join(map(str, sorted({item[at] for item in found} - {None}))) or "-" for at in (1, 2))
+        yield Problem("ok", f"{side.name} 的 dump: {len(found)} 个, step {steps}, rank {ranks}") if found else Problem(
+            "warning", f"{side.name} 的 dump 还没有: {folder}", "训练会写出它就没有问题；没有 dump 时从入口脚本开始定位")
+    answer = side.host.run(["df", "-Pk", side.config.code_path])
+    if answer.code == 0 and (free := re.search(r"(\d+)\s+\d+%", answer.out)):
+        size = int(free[1]) << 10
+        level = "error" if size < NO_SPACE else "warning" if size < LOW_SPACE else "ok"
+        yield Problem(level, f"{side.name} 的磁盘剩余 {size / (1 << 30):.1f} GiB", "" if level == "ok" else "请先腾出空间：日志、dump 和代码的备份都要写在这里")
+
+
+def check_tools(config: Config, host: Host) -> Iterator[Problem]:
+    """The version of msprobe, and whether DeepSeek can be asked."""
+    try:
+        yield Problem("ok", f"msprobe {find_msprobe(host, config.msprobe).version}")
+    except (MsprobeError, HostError) as error:
+        yield Problem("warning", error.message, error.hint)
+    if not config.deepseek.enabled or os.environ.get("DEEPSEEK_API_KEY"):
+        yield Problem("ok", "DeepSeek: 已设置 DEEPSEEK_API_KEY" if config.deepseek.enabled else "DeepSeek: 已关闭")
+    else:
+        yield Problem("warning", "DeepSeek: 没有设置环境变量 DEEPSEEK_API_KEY", "不影响定位，只是不会询问 DeepSeek")
+
+
+def show_checks(config: Config) -> int:
+    """`--check`: everything that can be known without launching anything, as one table; returns the exit code."""
+    found, sides, code = [], [], EXIT_CONSISTENT
+    for name in SIDE_NAMES:
+        try:
+            side = Side(name, getattr(config, name), connect(name, getattr(config, name)))
+            restore_leftovers([side])
+            sides.append(side)
+            found += [Problem("ok", f"{name}: 可以连接 ({side.host.name})"), *check_facts(config, side)]
+        except HostError as error:
+            found.append(Problem("error", f"{name}: {error.message}", error.hint))
+            code = EXIT_FAILED
+    problems = check_setup(config, sides) if len(sides) == len(SIDE_NAMES) else []
+    tools = check_tools(config, sides[-1].host) if sides else ()
+    found += [*problems, *(one for one in tools if one.level != "warning" or one.text not in {p.text for p in problems})]
+    marks = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "bold red")}
+    found.sort(key=lambda one: list(marks).index(one.level))  # what matters most stands last, above the prompt
+    terminal.table(["", "检查", "怎么办"], [([marks[one.level][0], one.text, one.remedy], marks[one.level][1]) for one in found])
+    errors = sum(one.level == "error" for one in found)
+    terminal.say(f"有 {errors} 处会使运行失败, 没有启动训练" if errors else "检查通过, 没有启动训练", style="bold red" if errors else "green")
+    return code or (EXIT_USAGE if errors else EXIT_CONSISTENT)
 
 # ======================================================================================================================
 # 4. Hosts
@@ -2793,6 +2891,12 @@ class MetricReader:
         """The last step and its loss, for a progress line."""
         track = self._best(self._keys[0]) if self._keys else None
         return (track.last, track.values[track.last]) if track and track.values else None
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps the log says there will be (`iteration 3/ 100`), 0 where it does not say."""
+        track = self._best(self._keys[0]) if self._keys else None
+        return track.mark.total or 0 if track else 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next piece of the log, cut anywhere."""
@@ -8368,14 +8472,26 @@ class MsprobeReport(pydantic.BaseModel):
     first_mismatch: MismatchReport | None
 
 
+Parts = list[tuple[str, bool]]  # pieces of a line, and whether the other side has something else there
+
+
+class CodeLine(pydantic.BaseModel):
+    """A line of code as `report.html` shows it."""
+
+    number: int
+    parts: Parts
+    is_guilty: bool
+
+
 class PlaceReport(pydantic.BaseModel):
-    """Lines of the user's untouched file; `file` is relative to the side's code_path."""
+    """Lines of the user's untouched file; `file` is relative to the side's code_path.  `around` is for `report.html` only."""
 
     file: str
     function: str
     line: int
     end_line: int
     code: str
+    around: list[CodeLine] = pydantic.Field([], exclude=True)
 
 
 class EvidenceReport(pydantic.BaseModel):
@@ -8386,6 +8502,7 @@ class EvidenceReport(pydantic.BaseModel):
     baseline: Any
     test: Any
     agree: bool
+    error: float = pydantic.Field(0.0, exclude=True)
 
 
 class LocationReport(pydantic.BaseModel):
@@ -8409,8 +8526,32 @@ class RoundReport(pydantic.BaseModel):
     conclusion: str
 
 
+class RowReport(pydantic.BaseModel):
+    """A row of msprobe's result near the first mismatch."""
+
+    number: int
+    name: str
+    test: str
+    baseline: str
+    difference: float
+    reason: str
+
+
+class Details(pydantic.BaseModel):
+    """What `report.html` shows and `report.json` does not: how it was run, and what surrounds the findings."""
+
+    config: str = ""
+    tolerance: float = 0.0
+    is_relative: bool = False
+    versions: dict[str, str] = {}
+    started: float = pydantic.Field(default_factory=time.time)
+    failure: str = ""
+    rows: list[RowReport] = []
+    errors: list[tuple[float, str, bool]] = []  # of the statements in execution order: relative error, place, whether it is the located one
+
+
 class Report(pydantic.BaseModel):
-    """`report.json`; every key is described in the README."""
+    """`report.json`; every key is described in the README.  `details` and the model's `opinion` are in `report.html` only."""
 
     schema_version: Literal[1] = 1
     verdict: Verdict
@@ -8423,6 +8564,8 @@ class Report(pydantic.BaseModel):
     reruns: int = 0
     not_traced: list[str] = []
     warnings: list[str] = []
+    opinion: str | None = pydantic.Field(None, exclude=True)
+    details: Details = pydantic.Field(default_factory=Details, exclude=True)
 
 
 def plain_number(value: Any) -> Any:
@@ -8483,13 +8626,204 @@ def only_differing(old: Any, new: Any) -> tuple[Any, Any]:
     return tuple([*value[:2], [[name, members.get(name, ["s", "(没有)"])] for name in names]] for value, members in zip(values, (left, right)))
 
 
+HTML = r"""<!DOCTYPE html>
+<html lang="zh-CN">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<title>{{ title }} - PrecisionComparer</title>
+<style>
+:root { color-scheme: light dark; --bg: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #5d6878; --line: #e1e5eb; --bad: #c42b3a; --bad-bg: #fdecee;
+  --mark: #ffc9ce; --good: #19794a; --warn: #9a6200; --guilty: #fff3f4; --one: #2f6fde; --two: #d9622b; --code: ui-monospace, "SF Mono", Menlo, Consolas, "Noto Sans Mono CJK SC", monospace }
+@media (prefers-color-scheme: dark) { :root { --bg: #12161c; --card: #1a2029; --ink: #e4e8ee; --soft: #98a4b5; --line: #2d3644; --bad: #ff7f8a; --bad-bg: #3a1f25;
+  --mark: #7d2f3b; --good: #5fd39a; --warn: #f0b95a; --guilty: #2c2026; --one: #6ea4ff; --two: #ff9a66 } }
+* { box-sizing: border-box }
+body { margin: 0; background: var(--bg); color: var(--ink); font: 15px/1.6 system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif; overflow-wrap: anywhere }
+main { max-width: 1240px; margin: 0 auto; padding: 20px 24px 64px }
+header, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 20px 24px; margin: 0 0 16px }
+header { border-left: 6px solid var(--warn) } header.located, header.failed { border-left-color: var(--bad) } header.consistent { border-left-color: var(--good) }
+h1 { font-size: 23px; line-height: 1.35; margin: 2px 0 6px } h2 { font-size: 16px; margin: 0 0 12px } h3 { font-size: 14px; margin: 0 }
+p { margin: 0 0 8px } small, .soft { color: var(--soft); font-size: 13px }
+.facts { display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 12px 0 0; padding: 0; list-style: none } .facts b { font-size: 17px; font-variant-numeric: tabular-nums; margin-right: 6px }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 16px } .pair > div { min-width: 0; border: 1px solid var(--line); border-radius: 8px; overflow: hidden }
+.where { padding: 8px 12px; border-bottom: 1px solid var(--line) } .where code { font-weight: 600 }
+.tag { display: inline-block; padding: 0 8px; border-radius: 99px; font-size: 12px; font-weight: 600; border: 1px solid currentColor; margin-right: 6px }
+.baseline { color: var(--one) } .test { color: var(--two) } .good { color: var(--good) } .bad { color: var(--bad) }
+code, pre, td.v { font-family: var(--code); font-size: 12.5px }
+pre { margin: 0; white-space: pre-wrap; line-height: 1.65 }
+.code div { display: grid; grid-template-columns: 46px 1fr; border-left: 3px solid transparent; padding-right: 8px } .code i { color: var(--soft); font-style: normal; text-align: right; padding-right: 12px; user-select: none }
+.code .guilty { background: var(--guilty); border-left-color: var(--bad); font-weight: 600 }
+mark { background: var(--mark); color: inherit; border-radius: 3px }
+.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% } table:not(.stack) { min-width: 620px } .stack td:not([data-name]) { white-space: nowrap }
+th, td { text-align: left; vertical-align: top; padding: 6px 10px; border-bottom: 1px solid var(--line) } th { color: var(--soft); font-size: 13px; font-weight: 600; white-space: nowrap; cursor: pointer } th::after { content: " ↕"; opacity: .4 }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap } tr.first td { background: var(--bad-bg) } tr:last-child td { border-bottom: 0 }
+.chart { height: 400px } details { border-top: 1px solid var(--line); padding: 8px 0 } details:first-of-type { border-top: 0 } summary { cursor: pointer } details > pre, details .code { margin-top: 8px }
+ol, ul { padding-left: 22px; margin: 0 } li { margin: 2px 0 }
+@media (max-width: 720px) { main { padding: 10px 10px 40px } header, section { padding: 14px } .pair { grid-template-columns: 1fr } h1 { font-size: 19px } .chart { height: 340px }
+  .stack td:not([data-name]) { white-space: normal } .stack thead { display: none } .stack tr, .stack td { display: block; border: 0; padding: 1px 0 } .stack tr { border-bottom: 1px solid var(--line); padding: 8px 0 } .stack td[data-name]::before { content: attr(data-name) " "; color: var(--soft); font: 12px system-ui } }
+</style>
+</head>
+<body>
+{% macro pieces(parts) %}{% for text, changed in parts %}{% if changed and text.strip() %}{{ text[:text|length - text.lstrip()|length] }}<mark>{{ text.lstrip() }}</mark>{% else %}{{ text }}{% endif %}{% endfor %}{% endmacro %}
+{% macro code(place) %}<pre class="code">{% for line in place.around %}<div{% if line.is_guilty %} class="guilty"{% endif %}><i>{{ line.number }}</i><span>{{ pieces(line.parts) }}</span></div>{% else %}<div class="guilty"><i>{{ place.line }}</i><span>{{ place.code }}</span></div>{% endfor %}</pre>{% endmacro %}
+{% macro both(location) %}<div class="pair">
+{% for side, place in (("test", location.test), ("baseline", location.baseline)) %}<div><div class="where"><span class="tag {{ side }}">{{ side }}</span>{% if place %}<code>{{ place.file }}:{{ place.line }}</code> <small>{{ place.function }}</small></div>{{ code(place) }}{% else %}<small>这一侧没有对应的语句</small></div>{% endif %}</div>
+{% endfor %}</div>{% endmacro %}
+{% macro percent(value) %}{% if value == value and value < 1e300 %}{{ "%.3g"|format(value) }}{% else %}∞{% endif %}{% endmacro %}
+{% macro evidence(location) %}<div class="scroll"><table class="stack"><thead><tr><th></th><th>值</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>
+{% for row in location.evidence %}<tr><td class="{{ "good" if row.agree else "bad" }}">{{ "✓" if row.agree else "✗" }} {{ "输入" if row.phase == "in" else "输出" }}{{ "一致" if row.agree else "不一致" }}</td><td class="v">{{ row.name }}</td>
+<td class="v" data-name="test">{% if row.agree %}{{ row.test }}{% else %}{{ pieces(value_diff(row.test, row.baseline)) }}{% endif %}</td><td class="v" data-name="baseline">{% if row.agree %}{{ row.baseline }}{% else %}{{ pieces(value_diff(row.baseline, row.test)) }}{% endif %}</td><td class="n" data-name="相对差异" data-sort="{{ row.error }}">{% if row.agree %}0{% else %}{{ percent(row.error) }}{% endif %}</td></tr>
+{% endfor %}</tbody></table></div>{% endmacro %}
+{% set place = report.location %}
+<main>
+<header class="{{ "failed" if details.failure else report.verdict }}">
+<small>PrecisionComparer 报告 · {{ finished }} · 用时 {{ "%.1f"|format(minutes) }} 分钟</small>
+<h1>{{ title }}</h1>
+{% if details.failure %}<p>以下是停下之前已经知道的内容。</p><pre>{{ details.failure }}</pre>{% elif place %}<p>{{ place.explanation }}</p>{% elif report.verdict == "consistent" %}<p>两侧的曲线一致，没有插入打印，也没有改动代码。</p>{% else %}<p>已经比较了什么、哪些没能观察，见下文；候选按可能性排列。</p>{% endif %}
+<ul class="facts">
+{% if place %}<li><span class="tag bad">{{ kinds[place.kind] }}</span></li>{% endif %}
+{% if report.rounds %}<li><b>{{ report.rounds[-1].records_equal_before }}</b>条记录在它之前一致</li>{% endif %}
+{% for name, found in metrics.items() %}<li><b>{{ "%.3g"|format(found.max_abs_diff) if found.max_abs_diff is number else found.max_abs_diff }}</b>{{ titles[name] }} 最大差异（{{ found.steps_compared }} 步）</li>{% endfor %}
+<li><b>{{ report.reruns }}</b>次重跑</li>
+{% if report.not_traced %}<li><b>{{ report.not_traced|length }}</b><a href="#not-traced">处没能观察</a></li>{% endif %}
+</ul>
+</header>
+{% if place %}<section><h2>出处：两侧的代码</h2>{{ both(place) }}<p class="soft" style="margin-top:8px">红色竖线是定位到的语句，底色标出两侧不同的词。行号是您的原文件里的行号。</p></section>
+<section><h2>证据：输入与输出在两侧的值</h2>{{ evidence(place) }}</section>{% endif %}
+{% if report.not_traced %}<section id="not-traced"><h2>没能观察的地方</h2><ul>{% for text in report.not_traced[:200] %}<li>{{ text }}</li>{% endfor %}</ul></section>{% endif %}
+{% if metrics %}<section><h2>loss 和 grad norm</h2>{% for name in metrics %}<div class="chart curve"></div>{% endfor %}
+<div class="scroll"><table><thead><tr><th>指标</th><th>步数</th><th>平均差异</th><th>最大差异</th><th>最大相对差异</th><th>首个超出容差的步</th></tr></thead><tbody>{% for name, found in metrics.items() %}<tr><td>{{ titles[name] }} <small>{{ found.keyword }}</small></td><td class="n">{{ found.steps_compared }}</td>{% for key in ("mean_abs_diff", "max_abs_diff", "max_rel_diff") %}<td class="n">{{ "%.6g"|format(found[key]) if found[key] is number else found[key] }}</td>{% endfor %}<td class="n">{{ "无" if found.first_step_over_tolerance is none else found.first_step_over_tolerance }}</td></tr>{% endfor %}</tbody></table></div></section>{% endif %}
+{% if details.errors %}<section><h2>误差沿执行顺序的变化</h2><p class="soft">最后一次重跑里每条语句输出的相对差异（对数坐标）。底线表示完全相等，顶线表示必须相等的值不相等。菱形是定位到的语句；它之前若有零星的差异，是没有传到 loss 和梯度里的。</p><div class="chart" id="errors"></div></section>{% endif %}
+{% if report.msprobe %}<section><h2>msprobe</h2>{% if report.msprobe.first_mismatch %}<p>第一个不一致的张量：<code>{{ report.msprobe.first_mismatch.npu_name }}</code>（第 {{ report.msprobe.first_mismatch.row }} 行，共 {{ report.msprobe.rows }} 行）：{{ report.msprobe.first_mismatch.reason }}。它是搜索的起点，不一定是出处。</p>{% else %}<p>{{ report.msprobe.rows }} 行中没有超过阈值的差异。</p>{% endif %}
+{% if details.rows %}<div class="scroll"><table class="stack"><thead><tr><th>行</th><th>张量</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>{% for row in details.rows %}<tr{% if row.number == report.msprobe.first_mismatch.row %} class="first"{% endif %}><td class="n">{{ row.number }}</td><td class="v">{{ row.name }}</td><td class="v" data-name="test">{{ pieces(value_diff(row.test, row.baseline)) }}</td><td class="v" data-name="baseline">{{ pieces(value_diff(row.baseline, row.test)) }}</td><td class="n" data-name="相对差异" data-sort="{{ row.difference }}">{{ percent(row.difference) if row.difference else 0 }}</td></tr>{% endfor %}</tbody></table></div>{% endif %}
+{% if report.msprobe.result_file %}<p class="soft">结果文件：{{ report.msprobe.result_file }}</p>{% endif %}</section>{% endif %}
+{% set stack = place.call_stack if place else report.msprobe.first_mismatch.stack if report.msprobe and report.msprobe.first_mismatch else [] %}
+{% if stack %}<section><h2>调用栈（由内到外）</h2><ol>{% for frame in stack %}<li><code>{{ frame.file }}:{{ frame.line }}</code> <small>{{ frame.function }}</small><pre>{{ frame.code }}</pre></li>{% endfor %}</ol></section>{% endif %}
+{% if report.candidates %}<section><h2>其他候选</h2><p class="soft">第一处解释不了全部差异，或修好它之后还有差异时再看。</p>{% for one in report.candidates %}{% set at = one.test or one.baseline %}<details><summary><code>{{ at.file }}:{{ at.line }}</code> <small>{{ at.function }}</small><br>{{ one.explanation }}</summary>{{ both(one) }}{{ evidence(one) }}</details>{% endfor %}</section>{% endif %}
+{% if report.opinion %}<section><h2>DeepSeek 的看法</h2><p class="soft">这是语言模型的推测，不是证据，请自行核对。</p><pre>{{ report.opinion }}</pre></section>{% endif %}
+{% if report.rounds %}<section><h2>重跑</h2><div class="scroll"><table><thead><tr><th>次</th><th>打印处</th><th>记录</th><th>之前一致</th><th>结论</th></tr></thead><tbody>{% for done in report.rounds %}<tr><td class="n">{{ loop.index }}</td><td class="n">{{ done.sites }}</td><td class="n">{{ done.records }}</td><td class="n">{{ done.records_equal_before }}</td><td>{{ done.conclusion }}<br><small>插入过打印的文件 {{ done.injected_files|length }} 个</small></td></tr>{% endfor %}</tbody></table></div></section>{% endif %}
+{% if report.warnings %}<section><h2>警告</h2><ul>{% for text in report.warnings %}<li>{{ text }}</li>{% endfor %}</ul></section>{% endif %}
+<section><h2>怎样得到的</h2><p>{% for name, version in details.versions.items() %}{{ name }} {{ version }}{{ "" if loop.last else " · " }}{% endfor %}</p><details><summary>配置（不含密码和密钥）</summary><pre>{{ details.config }}</pre></details></section>
+</main>
+<script>{{ plotly }}</script>
+<script>
+"use strict";
+const data = {{ charts }};
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const look = more => Object.assign({ paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: css("--soft"), size: 12 }, hovermode: "closest",
+  margin: { l: 62, r: 14, t: 44, b: 40 }, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.16 }, hoverlabel: { align: "left" } }, more);
+const axis = more => Object.assign({ gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true }, more);
+const line = (name, x, y, color, more) => Object.assign({ name, x, y, type: "scatter", mode: x.length > 60 ? "lines" : "lines+markers", line: { color, width: 2 }, marker: { size: 5 } }, more);
+const settings = { responsive: true, displaylogo: false, displayModeBar: false };
+function draw() {
+  document.querySelectorAll(".curve").forEach((box, i) => {
+    const c = data.curves[i], at = c.first !== null;
+    Plotly.react(box, [line("baseline", c.steps, c.baseline, css("--one"), { line: { color: css("--one"), width: 4 } }), line("test", c.steps, c.test, css("--two")),
+      line("差异", c.steps, c.difference, css("--bad"), { yaxis: "y2" }), line("容差", c.steps, c.tolerance, css("--soft"), { yaxis: "y2", mode: "lines", line: { color: css("--soft"), dash: "dash", width: 1.5 } })],
+      look({ title: { text: c.title, x: 0.01, font: { size: 14, color: css("--ink") } }, xaxis: axis({ title: { text: "step", standoff: 4 }, anchor: "y2", tickformat: "d" }), yaxis: axis({ domain: [0.42, 1] }), yaxis2: axis({ domain: [0, 0.3], rangemode: "tozero", exponentformat: "e" }),
+        shapes: at ? [{ type: "line", x0: c.first, x1: c.first, yref: "paper", y0: 0, y1: 1, line: { color: css("--bad"), width: 1.5, dash: "dot" } }] : [],
+        annotations: at ? [{ x: c.first, yref: "paper", y: 0.37, text: "step " + c.first + " 首次超出容差", showarrow: false, xanchor: c.steps.indexOf(c.first) > c.steps.length / 2 ? "right" : "left", font: { color: css("--bad") } }] : [] }), settings);
+  });
+  const box = document.getElementById("errors");
+  if (!box) return;
+  const e = data.errors, found = e.findIndex(p => p[3]), escape = s => s.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+  Plotly.react(box, [{ x: e.map((_, i) => i), y: e.map(p => p[0]), text: e.map(p => p[1] + "<br>" + escape(p[2])), hovertemplate: "%{text}<extra></extra>", type: "scatter", mode: "markers", marker: { size: 4, color: css("--one") } },
+    { x: found < 0 ? [] : [found], y: found < 0 ? [] : [e[found][0]], text: found < 0 ? [] : [e[found][1] + "<br>" + escape(e[found][2])], hovertemplate: "%{text}<extra></extra>", type: "scatter", mode: "markers", marker: { size: 12, color: css("--bad"), symbol: "diamond" } }],
+    look({ showlegend: false, margin: { l: 62, r: 14, t: 14, b: 40 }, xaxis: axis({ title: { text: "执行顺序", standoff: 4 } }),
+      yaxis: axis({ type: "log", range: [-17.7, 1.7], tickvals: [1e-17, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1, 10], ticktext: ["相等", "1e-15", "1e-12", "1e-9", "1e-6", "1e-3", "1", "∞"] }),
+      shapes: found < 0 ? [] : [{ type: "line", x0: found, x1: found, yref: "paper", y0: 0, y1: 1, line: { color: css("--bad"), width: 1.5, dash: "dot" } }] }), settings);
+}
+draw();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+document.querySelectorAll("th").forEach(head => head.addEventListener("click", () => {
+  const column = head.cellIndex, body = head.closest("table").tBodies[0], up = head.dataset.up = head.dataset.up === "1" ? "" : "1";
+  const key = row => row.cells[column].dataset.sort ?? row.cells[column].textContent.trim(), number = s => s === "inf" ? Infinity : s === "" ? NaN : Number(s);
+  const order = (a, b) => isNaN(number(a) - number(b)) ? (a === b ? 0 : number(a) === number(b) ? 0 : isNaN(number(a)) || isNaN(number(b)) ? a.localeCompare(b, "zh") : 0) : number(a) - number(b);
+  [...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a), key(b))).forEach(row => body.append(row));
+}));
+</script>
+</body>
+</html>
+"""
+CODE_AROUND, ROWS_AROUND, MOST_POINTS = 5, 8, 4000
+
+
+def word_diff(ours: Any, theirs: Any, words: str = r"\w+|\s|[^\w\s]") -> list[Parts]:
+    """The lines of `ours` in pieces, each with whether `theirs` has something else there."""
+    a, b = (re.findall(words, terminal.redact(str(text))) for text in (ours, theirs))
+    lines: list[Parts] = [[]]
+    for tag, *ends in difflib.SequenceMatcher(None, *sorted((a, b)), autojunk=False).get_opcodes():  # sorted: the same pairing from either side
+        start, end = ends[:2] if a <= b else ends[2:]
+        for number, piece in enumerate("".join(a[start:end]).split("\n")):
+            lines += [[]] if number else []
+            lines[-1] += [(piece, tag != "equal")] if piece else []
+    return lines
+
+
+def value_diff(ours: Any, theirs: Any) -> Parts:
+    """A printed value in pieces; a number is one piece."""
+    return word_diff(ours, theirs, r"[\w.+\-]+|\s|[^\w.+\-\s]")[0]
+
+
+def code_around(place: PlaceReport, other: PlaceReport | None, ours: list[str], theirs: list[str]) -> list[CodeLine]:
+    """The lines around a place, with what differs from the other side's file; the statement itself is compared with its twin."""
+    first, last = max(place.line - CODE_AROUND, 1), min(place.end_line + CODE_AROUND, len(ours))
+    parts: dict[int, Parts] = {}
+    for tag, start, end, begin, stop in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes() if other else ():
+        if start < last and end >= first:
+            block = "\n".join(ours[start:end])
+            parts |= zip(range(start + 1, end + 1), word_diff(block, block if tag == "equal" else "\n".join(theirs[begin:stop])))
+    if other:
+        twin = "\n".join(theirs[other.line - 1 : other.end_line])
+        parts |= zip(range(place.line, place.end_line + 1), word_diff("\n".join(ours[place.line - 1 : place.end_line]), twin))
+    lines = range(first, last + 1)
+    return [CodeLine(number=n, parts=parts.get(n) or [(terminal.redact(ours[n - 1]), False)], is_guilty=place.line <= n <= place.end_line) for n in lines]
+
+
+def show_code(location: LocationReport, trees: dict[str, CodeTree]) -> None:
+    """Add the code around both places of a location."""
+    places = {"test": location.test, "baseline": location.baseline}
+    texts = {name: trees[name].sources[place.file].lines() if place and place.file in trees[name].sources else [] for name, place in places.items()}
+    for name, other in (("test", "baseline"), ("baseline", "test")):
+        if places[name] and texts[name]:
+            places[name].around = code_around(places[name], places[other] if texts[other] else None, texts[name], texts[other])
+
+
+def rows_around(rows: list[Row], mismatch: Mismatch) -> list[RowReport]:
+    """The rows of msprobe's result around the first mismatch."""
+    def text(stat: TensorStat | None) -> str:
+        if stat is None or stat.shape is None:
+            return "没有对应" if stat is None else f"{stat.value}"
+        numbers = " ".join(f"{name}={value:.7g}" for name in ("max", "min", "mean", "norm") if (value := getattr(stat, name)) is not None)
+        return f"{stat.dtype}{list(stat.shape)} {numbers or stat.md5 or ''}"
+
+    at = next(at for at, row in enumerate(rows) if row.number == mismatch.row)
+    near = [(row, row_difference(row)) for row in rows[max(at - ROWS_AROUND, 0) : at + ROWS_AROUND + 1]]
+    return [RowReport(number=row.number, name=row.npu_name, test=text(row.npu), baseline=text(row.bench), difference=diff.value, reason=diff.reason)
+            for row, diff in near]
+
+
+def error_points(pairs: list[Pair], best: Pair | None) -> list[tuple[float, str, bool]]:
+    """The error of each execution in order; of many, the worst of each stretch."""
+    points = []
+    for pair in pairs:
+        if pair.test and pair.baseline and pair.outs and pair.stmt and not VOLATILE_CALL.search(pair.stmt.text):
+            place = f"{pair.stmt.func.file}:{pair.stmt.line} {pair.stmt.text[:80]}"
+            worst = max((found.error for found in pair.outs.values() if not found.is_weak), default=0.0)  # texts and paths say nothing here
+            points.append((worst, place, pair is best))
+    size = len(points) // MOST_POINTS + 1
+    return [max(points[start : start + size], key=lambda point: (point[2], point[0])) for start in range(0, len(points), size)]
+
+
 def location_report(candidate: Candidate, stack: list[StackFrame]) -> LocationReport:
     """A candidate as the report shows it."""
     places = [PlaceReport(**dataclasses.asdict(p)) if p else None for p in (candidate.test, candidate.baseline)]
     rows = []
     for phase, name, old, new, agree in candidate.evidence[:40]:
+        error = 0.0 if agree else delta(old, new).error
         old, new = (old, new) if agree else only_differing(old, new)
-        rows.append(EvidenceReport(phase=phase, name=name, baseline=readable(old), test=readable(new), agree=agree))
+        rows.append(EvidenceReport(phase=phase, name=name, baseline=readable(old), test=readable(new), agree=agree, error=error))
     return LocationReport(kind=candidate.kind, test=places[0], baseline=places[1], evidence=rows, call_stack=stack, explanation=explain(candidate))
 
 
@@ -8523,9 +8857,66 @@ def call_stack_of(candidate: Candidate) -> list[StackFrame]:
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Write `report.json` with secrets masked; complete or not at all."""
-    text = terminal.redact(json.dumps(report.model_dump(mode="json"), ensure_ascii=False, indent=2))
-    LocalHost().write(str(folder / "report.json"), text.encode("utf-8", "backslashreplace"))
+    """Write `report.html` and, once there was a comparison, `report.json`, with secrets masked; complete or not at all."""
+    if report.metrics:
+        text = terminal.redact(json.dumps(report.model_dump(mode="json"), ensure_ascii=False, indent=2))
+        LocalHost().write(str(folder / "report.json"), text.encode("utf-8", "backslashreplace"))
+    LocalHost().write(str(folder / "report.html"), render_html(report).encode("utf-8", "backslashreplace"))
+
+
+def run_details(config: Config) -> Details:
+    """How this run was asked for: the configuration without secrets, and the versions of everything."""
+    def shown(data: Any, key: str = "") -> Any:
+        if isinstance(data, dict):
+            return {name: shown(value, name) for name, value in data.items()}
+        return "******" if data and SECRET_KEY.search(key) else data
+
+    text = json.dumps(shown(config.model_dump(mode="json", exclude_none=True)), ensure_ascii=False, indent=2)
+    versions = {"PrecisionComparer": __version__, "Python": platform.python_version(), "操作系统": platform.platform()}
+    return Details(config=text, tolerance=config.debug.tolerance, is_relative=config.debug.tolerance_mode == "relative", versions=versions)
+
+
+def headline(report: Report) -> str:
+    """The verdict in one sentence."""
+    loss, location = report.metrics.get("loss"), report.location
+    if report.details.failure:
+        return "没有完成：" + report.details.failure.split("\n")[0]
+    if report.verdict == "consistent":
+        names = " 和 ".join(METRICS[name] for name in METRICS if name in report.metrics)
+        return f"两侧精度一致：比较了 {loss['steps_compared']} 步，{names} 的差异不超过{'相对' if report.details.is_relative else ''}容差 {report.details.tolerance:g}"
+    if location is None:
+        return "精度不一致，但没有定位到具体的代码行"
+    place = location.test or location.baseline
+    return f"第一处不一致在 {'test' if location.test else 'baseline'} 的 {place.file}:{place.line}"
+
+
+def curve_data(report: Report, name: str) -> dict[str, Any]:
+    """One metric of both sides for a chart: the common steps with difference and tolerance, and the first step over it."""
+    sides = [dict(map(tuple, report.series.get(side, {}).get(name, []))) for side in SIDE_NAMES]
+    stride = max(map(len, sides), default=0) // MOST_POINTS + 1
+    first = report.metrics.get(name, {}).get("first_step_over_tolerance")
+    steps = [step for at, step in enumerate(sorted(set(sides[0]) | set(sides[1]))) if at % stride == 0 or step == first]
+    a, b = ([value if isinstance(value := side.get(step), (int, float)) else None for step in steps] for side in sides)
+    limit = report.details.tolerance
+    return {"title": METRICS[name], "steps": steps, "baseline": a, "test": b, "first": first,
+            "difference": [None if None in pair else abs(pair[0] - pair[1]) for pair in zip(a, b)],
+            "tolerance": [limit * abs(x or 1) if report.details.is_relative else limit for x in a]}
+
+
+def render_html(report: Report) -> str:
+    """`report.html`: one page that needs no network; everything from the user's files is escaped, secrets are masked."""
+    def shown(value: Any) -> Any:
+        return terminal.redact(value) if type(value) is str else value
+
+    errors = [[min(max(error, 1e-17), 10.0) if error == error else 10.0, f"{error:.3g}" if math.isfinite(error) else "∞", place, best]
+              for error, place, best in report.details.errors]
+    charts = {"curves": [curve_data(report, name) for name in METRICS if name in report.metrics], "errors": errors}
+    text = terminal.redact(json.dumps(charts, ensure_ascii=False)).replace("<", "\\u003c")
+    page = jinja2.Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True).from_string(HTML)
+    return page.render(
+        report=report, details=report.details, title=headline(report), kinds=KIND_TEXT, word_diff=word_diff, value_diff=value_diff, charts=jinja2.utils.markupsafe.Markup(text),
+        plotly=jinja2.utils.markupsafe.Markup(get_plotlyjs()), metrics={name: report.metrics[name] for name in METRICS if name in report.metrics}, titles=METRICS,
+        finished=time.strftime("%Y-%m-%d %H:%M:%S"), minutes=(time.time() - report.details.started) / 60)
 
 
 def print_summary(report: Report, folder: Path) -> None:
@@ -8551,24 +8942,22 @@ def print_summary(report: Report, folder: Path) -> None:
         place = candidate.test or candidate.baseline
         terminal.say(f"  候选 {number}: {place.file}:{place.line} ({place.function}) {candidate.explanation}")
     terminal.say(f"重跑次数: {report.reruns}")
-    terminal.say(f"报告: {folder / 'report.json'}")
+    terminal.say(f"报告: {folder / 'report.html'}\n      {folder / 'report.json'}")
 
 
 def print_location(location: LocationReport) -> None:
     """The place, the values that agree and differ, and the calls that led there."""
-    terminal.say(f"第一处不一致: {location.explanation}", style="bold red")
+    lines = [(f"第一处不一致: {location.explanation}", "bold red")]
     for name, place in (("test    ", location.test), ("baseline", location.baseline)):
         if place is not None:
-            terminal.say(f"  {name} {place.file}:{place.line} {place.function}\n           {place.code}")
+            lines += [(f"  {name} {place.file}:{place.line} {place.function}", ""), (f"           {place.code}", "bold")]
     for row in location.evidence[:12]:
-        mark = "✓" if row.agree else "✗"
-        terminal.say(f"  {mark} {'输入' if row.phase == 'in' else '输出'} {row.name}")
-        if not row.agree:
-            terminal.say(f"      baseline: {row.baseline}\n      test:     {row.test}")
+        lines.append((f"  {'✓' if row.agree else '✗'} {'输入' if row.phase == 'in' else '输出'} {row.name}", "green" if row.agree else "red"))
+        lines += [] if row.agree else [(f"      baseline: {row.baseline}", ""), (f"      test:     {row.test}", "")]
     if len(location.call_stack) > 1:
-        terminal.say("  调用栈 (由内到外):")
-        for frame in location.call_stack[:12]:
-            terminal.say(f"    {frame.file}:{frame.line} {frame.function}: {frame.code[:100]}")
+        lines.append(("  调用栈 (由内到外):", ""))
+        lines += [(f"    {frame.file}:{frame.line} {frame.function}: {frame.code[:100]}", "dim") for frame in location.call_stack[:12]]
+    terminal.panel("定位结果", lines, "red")
 
 # ======================================================================================================================
 # 13. Pipeline
@@ -8596,6 +8985,7 @@ class Search:
     updates: int = 0  # how many updates the whole rerun made
     lines: int = 0  # how many lines with a loss the log has
     failed: int = 0  # reruns that the prints made fail
+    errors: list[tuple[float, str, bool]] = field(default_factory=list)  # of the last round: relative error, place, whether located
     is_calibrated: bool = False  # whether the window counts the updates of a line
 
 
@@ -8617,15 +9007,23 @@ def compare_once(sides: list[Side], config: Config, folder: Path, reuse_runs: bo
 
 def launch(sides: list[Side], config: Config, folder: Path, tag: str, env: dict[str, str], journals: Iterable[Journal] = ()) -> dict[str, Run]:
     """Run both trainings to their end, with a progress line a side; `journals` tell other machines that we go on."""
+    readers: list[MetricReader] = []
+
+    def new_reader() -> MetricReader:
+        readers.append(MetricReader(config.debug.log_keywords))
+        return readers[-1]
+
     def progress(side: str, step: int | None, loss: float | None, seconds: float) -> None:
-        at = f"step {step}, loss {loss:.6g}" if step is not None and loss is not None else "等待第一步"
-        terminal.progress(f"{side}: {at}, 已用 {seconds:.0f} s")
+        total = max(reader.total_steps for reader in readers)
+        at = f"step {step}{f'/{total}' if total else ''}, loss {loss:.6g}" if step is not None and loss is not None else "等待第一步"
+        rest = f", 还需约 {seconds / step * (total - step):.0f} s" if step and total > step else ""
+        terminal.progress(f"{side + ':':9} {at}, 已用 {seconds:.0f} s{rest}", side)
         for journal in journals:
             journal.beat()
 
     for side in sides:
         terminal.say(f"启动 {side.name}: {side.config.run_script}")
-    return launch_and_follow(sides, config, folder, tag, env, lambda: MetricReader(config.debug.log_keywords), progress)
+    return launch_and_follow(sides, config, folder, tag, env, new_reader, progress)
 
 
 @dataclass
@@ -8635,6 +9033,8 @@ class DumpFinding:
     report: MsprobeReport | None
     files: dict[str, list[str]]
     mismatch: Mismatch | None = None
+    rows: list[RowReport] = field(default_factory=list)
+    msprobe: str = ""
 
 
 def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str, CodeTree], phase: Phase) -> DumpFinding:
@@ -8657,14 +9057,14 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
         terminal.warn(f"dump 不能使用: {error}; 定位将从入口脚本开始")
         return finding
     host = msprobe_host(hosts)
-    rows, path = _dump_rows(host, config, folder, near if isinstance(host, LocalHost) else found, dumps)
+    rows, path, finding.msprobe = _dump_rows(host, config, folder, near if isinstance(host, LocalHost) else found, dumps)
     finding.mismatch = first_mismatch(rows, config.debug.trace_threshold, phase, dumps["test"], dumps["baseline"])
     for side in sides:
         finding.files[side.name] = stack_files(dumps[side.name], config, trees[side.name])
     mismatch = finding.mismatch
     shown = None
     if mismatch is not None:
-        stack = show_mismatch(mismatch, config, trees)
+        stack, finding.rows = show_mismatch(mismatch, config, trees), rows_around(rows, mismatch)
         shown = MismatchReport(row=mismatch.row, npu_name=mismatch.npu_name, bench_name=mismatch.bench_name, reason=mismatch.reason, stack=stack)
     else:
         terminal.say("两侧的 dump 中没有超过阈值的差异, 定位将从入口脚本开始")
@@ -8674,7 +9074,8 @@ def read_dumps(sides: list[Side], config: Config, folder: Path, trees: dict[str,
     return finding
 
 
-def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFiles], dumps: dict[str, Dump]) -> tuple[list[Row], str | None]:
+def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFiles], dumps: dict[str, Dump]) -> tuple[list[Row], str | None, str]:
+    """The rows, the result file where msprobe wrote one, and its version."""
     out_dir = config.msprobe.compare_output_dir
     if not out_dir.startswith("/"):
         out_dir = f"{host.scratch(str(folder))}/msprobe"
@@ -8682,10 +9083,10 @@ def _dump_rows(host: Host, config: Config, folder: Path, found: dict[str, DumpFi
         result = run_msprobe_compare(host, config.msprobe, found["baseline"], found["test"], out_dir, terminal.progress)
         path = fetch(host, result.path, f"{folder}/msprobe/{os.path.basename(result.path)}")
         terminal.say(f"msprobe {result.version} 的结果: {path}, 共 {len(result.rows)} 行")
-        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), path
+        return complete_rows(result.rows, dumps["baseline"], dumps["test"]), path, result.version
     except (MsprobeError, HostError) as error:
         terminal.warn(f"msprobe compare 未成功: {error}; 改为直接读取两侧的 dump.json")
-        return rows_from_dumps(dumps["baseline"], dumps["test"]), None
+        return rows_from_dumps(dumps["baseline"], dumps["test"]), None, ""
 
 
 def unmatched_calls(baseline: Dump, test: Dump) -> Iterator[str]:
@@ -8828,6 +9229,7 @@ def judge_round(search: Search, traces: dict[str, list[Trace]], injections: dict
     search.candidates = judge(pairs, gradients, code, search.config.debug.trace_threshold)
     refine(search.candidates, search.trees, code)
     best = search.candidates[0] if search.candidates else None
+    search.errors = error_points(pairs, best.pair if best else None)
     equal = 0
     for pair in pairs:
         if best is not None and pair is best.pair:
@@ -8891,6 +9293,8 @@ def start_search(sides: list[Side], config: Config, folder: Path, comparison: Co
 def conclude(search: Search) -> tuple[Verdict, LocationReport | None, list[LocationReport]]:
     """The verdict, the located place, and the next best ones."""
     shown = [location_report(c, call_stack_of(c)) for c in search.candidates[:6]]
+    for location in shown:
+        show_code(location, search.trees)
     best = search.candidates[0] if search.candidates else None
     if best is None or best.rank[0]:
         return "not_located", None, shown[:5]
@@ -8934,6 +9338,8 @@ def run(args: argparse.Namespace) -> int:
     """The whole pipeline; returns the exit code."""
     config = apply_args(load_config(args.config), args)
     folder = open_output(args)
+    if args.check:
+        return show_checks(config)
     terminal.rule("开始第 1 次对比")
     sides = connect_sides(config)
     restored = restore_leftovers(sides)
@@ -8942,20 +9348,16 @@ def run(args: argparse.Namespace) -> int:
     if args.restore:
         return EXIT_FAILED if terminal.warnings else EXIT_CONSISTENT  # a warning names a file that could not be put back
     refuse_problems(config, sides, launches=not (args.reuse_runs and args.compare_only))
-    if args.check:
-        terminal.say("检查通过, 没有启动训练")
-        return EXIT_CONSISTENT
-    metrics, comparison = compare_once(sides, config, folder, args.reuse_runs)
-    report = Report(verdict="consistent", metrics=metrics_report(comparison), series=series_report(metrics))
+    report = Report(verdict="not_located", metrics={}, series={}, details=run_details(config))
     try:
-        if not comparison.agrees:
-            investigate(report, sides, config, folder, comparison, args.compare_only)
-    except BaseException as error:  # Ctrl-C or a failed rerun: what the first runs cost is worth a report
+        compare_and_locate(report, sides, config, folder, args)
+    except BaseException as error:  # Ctrl-C or a failed run: what the first runs cost is worth a report
         with hold_signals():
             restore_leftovers(sides)  # the interrupt may have come while the prints were being taken out
-        report.verdict = "not_located"
-        terminal.warnings.append(terminal.redact(f"定位没有完成: {str(error) or '被中断'}"))
-        terminal.say(f"定位没有完成, 已有的结果: {folder / 'report.json'}")
+        report.verdict, report.details.failure = "not_located", str(error) or "被中断"
+        if report.metrics:
+            terminal.warnings.append(terminal.redact(f"定位没有完成: {report.details.failure}"))
+        terminal.say(f"{'定位' if report.metrics else '对比'}没有完成, 已有的结果: {folder / ('report.json' if report.metrics else 'report.html')}")
         raise
     finally:
         report.warnings = list(terminal.warnings)
@@ -8964,12 +9366,23 @@ def run(args: argparse.Namespace) -> int:
     return {"consistent": EXIT_CONSISTENT, "located": EXIT_LOCATED, "not_located": EXIT_NOT_LOCATED}[report.verdict]
 
 
+def compare_and_locate(report: Report, sides: list[Side], config: Config, folder: Path, args: argparse.Namespace) -> None:
+    """Compare both trainings, look for the place where they differ, and fill in the report."""
+    metrics, comparison = compare_once(sides, config, folder, args.reuse_runs)
+    report.metrics, report.series = metrics_report(comparison), series_report(metrics)
+    if comparison.agrees:
+        report.verdict = "consistent"
+    else:
+        investigate(report, sides, config, folder, comparison, args.compare_only)
+
+
 def investigate(report: Report, sides: list[Side], config: Config, folder: Path, comparison: Comparison, compare_only: bool) -> None:
     """The curves differ: msprobe, then prints, and fill in the report."""
     terminal.stage(5, 6, "msprobe compare...")
     trees = {side.name: CodeTree(side) for side in sides}
     finding = read_dumps(sides, config, folder, trees, phase_from_curves(comparison))
-    report.msprobe, report.verdict = finding.report, "not_located"
+    report.msprobe, report.verdict, report.details.rows = finding.report, "not_located", finding.rows
+    report.details.versions |= {"msprobe": finding.msprobe} if finding.msprobe else {}
     if compare_only:
         report.not_traced = ["--compare-only: 没有插入打印"]
         return
@@ -8978,6 +9391,7 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
     try:
         locate(search)
     finally:
+        report.details.errors = search.errors
         report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds) + search.failed, list(dict.fromkeys(search.not_traced))
     report.verdict, report.location, report.candidates = conclude(search)
 

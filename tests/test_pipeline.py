@@ -252,6 +252,18 @@ def misfits(value, shape, where="report") -> list[str]:
     return [] if isinstance(value, shape) and (shape is not int or not isinstance(value, bool)) else [f"{where}: {value!r}"]
 
 
+def test_the_page_shows_both_places_the_curves_and_the_way_to_them(full):
+    page = (full.ended.folder / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r'<div class="guilty"><i>(\d+)</i>', page)[:2] == ["21", "17"] and "第一处不一致在 test 的 model/rotary_pos_embedding.py:21" in page
+    assert "<mark>.repeat_interleave(2</mark>" in page and re.search(r"msprobe 26\.", page) and '<tr class="first"><td class="n">144</td>' in page
+    data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
+    assert [curve["steps"] for curve in data["curves"]] == [[1, 2, 3, 4, 5, 6]] * 2 and [curve["first"] for curve in data["curves"]] == [1, 1]
+    at = next(at for at, point in enumerate(data["errors"]) if point[3])
+    before = [point[0] for point in data["errors"][:at]]
+    assert data["errors"][at][2].startswith("model/rotary_pos_embedding.py:21 ") and data["errors"][at][0] > 1e-6
+    assert len(before) > 500 and sum(error > 1e-6 for error in before) < 3  # how one argument is parsed differs, to no effect
+
+
 def test_report_has_the_documented_shape(full):
     report = full.ended.report
     assert misfits(report, REPORT) == []
@@ -533,6 +545,7 @@ def test_a_wrong_input_is_one_clear_sentence(tiny, name):
     assert re.search(r"[\u4e00-\u9fff]", ended.error) and trees(tiny) == before
     assert not list(tiny.rglob(".precision_comparer_*"))
     if code == 3:
+        assert "没有完成：" in (ended.folder / "report.html").read_text(encoding="utf-8")
         assert (ended.folder / "console.log").read_text(encoding="utf-8") == ended.out
 
 
@@ -541,9 +554,22 @@ def test_a_rerun_that_fails_still_leaves_a_report(tiny):
     ended = compare(tiny)
     report = ended.report
     assert ended.code == 3 and "定位没有完成" in ended.out and "report.json" in ended.out
+    page = (ended.folder / "report.html").read_text(encoding="utf-8")
+    assert "没有完成：test 侧训练已退出（退出码 5）" in page and "Loss 最大差异（4 步）" in page
     assert misfits(report, REPORT) == [] and report["verdict"] == "not_located" and report["location"] is None
     assert "定位没有完成" in report["warnings"][-1] and "退出码 5" in report["warnings"][-1]
     assert report["metrics"]["loss"]["steps_compared"] == 4
+
+
+def test_an_interrupted_first_run_leaves_a_page(tiny):
+    put("test/run.sh", HANGS)(tiny)
+    process = subprocess.Popen([sys.executable, SCRIPT], cwd=tiny, env=environment(), stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: list(tiny.glob("precision_report/*/first_test.log")))
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "对比没有完成, 已有的结果" in out and "已中断" in out
+    page = (reports_of(tiny)[-1] / "report.html").read_text(encoding="utf-8")
+    assert "没有完成：被中断" in page and not (reports_of(tiny)[-1] / "report.json").exists()
 
 
 def bound_by_permissions() -> None:
@@ -609,8 +635,19 @@ def test_check_launches_nothing(tiny):
     put("test/run.sh", f"touch {tiny}/ran\n")(tiny)
     ended = compare(tiny, "--check")
     assert ended.code == 0 and "检查通过" in ended.out and not (tiny / "ran").exists()
-    remove("test/run.sh")(tiny)
-    assert compare(tiny, "check=true").code == 2
+    assert "✓  test.code_path: 2 个 .py 文件\n" in ended.out and "✓  baseline.log_path: 1 个已有的日志\n" in ended.out and "test 的磁盘剩余" in ended.out
+    remove("test/run.sh")(tiny), put("baseline/code/model.py", "def broken(:\n")(tiny)
+    ended = compare(tiny, "check=true")
+    assert ended.code == 2 and "✗  test.run_script 不存在" in ended.out and "有 1 处会使运行失败" in ended.out and "请改成启动训练的脚本" in ended.out
+    assert f"!  {tiny}/baseline/code/model.py 第 1 行有语法错误" in ended.out and not (ended.folder / "report.html").exists()
+
+
+def test_check_says_which_dumps_are_there_and_what_is_missing(ready):
+    ended = compare(ready, "--check", DEEPSEEK_API_KEY="sk-1234567")
+    assert ended.code == 0 and ended.out.count("的 dump: 1 个, step 0, rank") == 2 and "sk-1234567" not in ended.out
+    assert "DeepSeek: 已设置" in ended.out and "找不到 msprobe 命令: no-such-msprobe" in ended.out
+    remove("examples/tiny_gpt/test/dump")(ready)
+    assert "test 的 dump 还没有" in compare(ready, "--check").out
 
 
 def test_a_bug_of_ours_is_one_sentence_and_the_code_is_restored(tiny):

@@ -93,9 +93,25 @@ def test_every_config_key_is_in_the_readme_with_its_default(key):
     assert is_required or default in (None, "") or f"`{json.dumps(default, ensure_ascii=False)}`" in rows[0]
 
 
+def test_messages_of_the_troubleshooting_table_are_those_of_the_script():
+    table = README.split("## 常见问题")[1].split("\n## ")[0]
+    messages = [message for row in table.splitlines() for message in re.findall(r"`([^`]+)`", row.split("|")[1] if row.startswith("| `") else "")]
+    runs = {run for message in messages for run in re.findall(r"[\u4e00-\u9fff]{2,}", message)}
+    said = {run for run in runs if any(run[:at] in TEXT and run[at:] in TEXT for at in range(1, len(run) + 1))}
+    assert len(runs) > 30 and runs - said == set()
+
+
+def test_the_skill_has_a_valid_head():
+    head, text = re.fullmatch(r"---\n(.*?)\n---\n(.*)", (ROOT / ".claude/skills/precision-comparer/SKILL.md").read_text(encoding="utf-8"), re.DOTALL).groups()
+    fields = dict(line.split(": ", 1) for line in head.splitlines())
+    assert set(fields) == {"name", "description", "argument-hint"} and fields["name"] == "precision-comparer" and len(fields["description"]) <= 1024
+    assert fields["argument-hint"].startswith('"') and ": " not in fields["description"] and "$ARGUMENTS" in text and len(text.splitlines()) < 500
+    assert [word for word in re.findall(r"\b([a-z_]+)=", text + fields["argument-hint"]) if word not in {"key", *pc.build_parser()[1]}] == []
+
+
 def test_every_key_of_the_report_is_in_the_readme():
     models = [pc.Report, pc.MsprobeReport, pc.MismatchReport, pc.LocationReport, pc.PlaceReport, pc.EvidenceReport, pc.StackFrame, pc.RoundReport]
-    keys = {name for model in models for name in model.model_fields} | {"keyword", "steps_compared", "first_step_over_tolerance", "unmatched_steps"}
+    keys = {name for model in models for name, found in model.model_fields.items() if not found.exclude} | {"keyword", "steps_compared", "first_step_over_tolerance", "unmatched_steps"}
     assert [name for name in sorted(keys) if f"`{name}`" not in README] == []
     assert [kind.value for kind in pc.Kind if f"`{kind.value}`" not in README] == []
 
