@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 import precision_comparer as pc
 from llm_server import Reply, completion, serving
 
+KEY = "sk-test-0123456789"
 SCRIPT = Path(__file__).resolve().parents[1] / "precision_comparer.py"
 
 # --- Trainings in which a library outside the code tree keeps what matters deeper than any print looks. ---
@@ -99,7 +101,7 @@ SLOPE = "fastlib.TABLES['inner']['deep']['deeper']['slope']"
 CLOCK = "fastlib.TABLES['inner']['deep']['deeper']['clock']"
 
 
-def locate(folder, changes, url, *options, key="sk-test-0123456789", timeout=20):
+def locate(folder, changes, url, *options, key=KEY, timeout=20):
     (folder / "library" / "test").mkdir(parents=True)
     (folder / "library" / "fastlib.py").write_text(LIBRARY)
     (folder / "library" / "test" / "fastlib.py").write_text(LIBRARY.replace('["slope"] * value', '["slope"] * value * 1.5'))
@@ -178,14 +180,267 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return locate(tmp_path_factory.mktemp("alone"), KERNEL, "http://127.0.0.1:9", "--no-llm")[1]
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, locate(folder, KERNEL, "http://127.0.0.1:9", "--no-llm")[1]
+
+
+@pytest.fixture
+def ask_in(monkeypatch, capsys):
+    """The real pipeline inside this process, on logs that are there: (folder, url, output folder) -> (exit code, text, report)."""
+    handlers = {number: signal.getsignal(number) for number in pc.INTERRUPTS}
+
+    def run(folder, url, out):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "asked.json").write_text(json.dumps(config | {"deepseek": {"base_url": url, "timeout_seconds": 10}}))
+        monkeypatch.setattr(pc, "terminal", pc.Terminal())
+        code = pc.main(["--config", str(folder / "asked.json"), "--output-dir", str(out), "--reuse-runs"])
+        return code, capsys.readouterr().out, json.loads((out / "report.json").read_text())
+
+    monkeypatch.setenv("DEEPSEEK_API_KEY", KEY)
+    monkeypatch.setattr(pc, "BACKOFF_SECONDS", 0.02)
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_answer_makes_the_verdict_worse(tmp_path, alone, name):
+def test_no_answer_makes_the_verdict_worse(tmp_path, alone, ask_in, name):
+    folder, without = alone
     with serving(lambda body, number: Reply(completion(HOSTILE[name]))) as server:
-        done, report = locate(tmp_path, KERNEL, server.url)
+        code, shown, report = ask_in(folder, server.url, tmp_path)
     assert len(HOSTILE) >= 30 and 1 <= len(server.requests) <= 4
-    assert done.returncode == 1 and place(report) == place(alone) == "hidden = [fastlib.act(value) for value in hidden]"
-    assert [place({"location": c}) for c in report["candidates"]] == [place({"location": c}) for c in alone["candidates"]]
-    assert report["reruns"] <= alone["reruns"] + 1 and not any(c in done.stdout for c in "\x1b\x07")
+    assert code == 1 and place(report) == place(without) == "hidden = [fastlib.act(value) for value in hidden]"
+    assert [place({"location": c}) for c in report["candidates"]] == [place({"location": c}) for c in without["candidates"]]
+    assert report["reruns"] <= without["reruns"] + 1 and not any(c in shown for c in "\x1b\x07")
+
+
+FAULTS = {
+    "down": None, "reset": Reply(reset=True), "closed": Reply(close=True), "cut": Reply(completion("{}"), cut=True), "a page": Reply(b"<html>hello</html>", headers={"Content-Type": "text/html"}),
+    "binary": Reply(bytes(range(256)) * 8, headers={"Content-Type": "image/png"}), "wrong gzip": Reply(b"no gzip", headers={"Content-Encoding": "gzip"}), "slow": Reply(completion("{}"), pause=30),
+    "blank lines": Reply(completion("{}"), blank_lines=1000, pause=0.05), "redirect": Reply(status=302, headers={"Location": "http://127.0.0.1:9/"}), "endless": Reply(b" " * 3_000_000),
+    "a text answer": Reply(completion("{}").replace(b'"{}"', b"null")), "no choices": Reply(b'{"choices": []}'), "no object": Reply(b"[1]"), "length": Reply(completion(answer(), finish="length")),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_failing_server_leaves_the_verdict_of_ast(tmp_path, alone, ask_in, monkeypatch, name):
+    folder, without = alone
+    original = pc.DeepSeek.open.__func__
+    monkeypatch.setattr(pc.DeepSeek, "open", classmethod(lambda cls, config, out: original(cls, config.model_copy(update={"timeout_seconds": 2.0}), out)))
+    with serving(lambda body, number: FAULTS[name]) as server:
+        code, shown, report = ask_in(folder, server.url if FAULTS[name] else "http://127.0.0.1:9", tmp_path)
+    assert (code, place(report), report["reruns"]) == (1, place(without), without["reruns"])
+    assert shown.count("DeepSeek 没有给出可用的回答") == 1 and sum("DeepSeek" in text for text in report["warnings"]) == 1 and report["opinion"] is None
+
+
+# --- The client ---
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """(url, seconds) -> the client, without waiting between attempts."""
+    monkeypatch.setattr(pc, "terminal", pc.Terminal())
+    monkeypatch.setattr(pc, "BACKOFF_SECONDS", 0.02)
+    return lambda url, seconds=10.0: pc.DeepSeek(pc.DeepSeekConfig(base_url=url, timeout_seconds=seconds, model="m"), tmp_path / "deepseek", KEY)
+
+
+def ask_once(model, replies, seconds=10.0, suffix=""):
+    with serving(lambda body, number: replies[min(number, len(replies)) - 1]) as server:
+        client = model(server.url + suffix, seconds)
+        return client.ask("rules", "question"), client, server.requests
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_what_passes_is_tried_again(model, status):
+    found, client, seen = ask_once(model, [Reply(b"busy", status), Reply(b"busy", status), Reply(completion(answer("x")))])
+    assert found["inputs"] == ["x"] and len(seen) == 3 and not client.is_off and pc.terminal.warnings == []
+    assert seen[2]["time"] - seen[1]["time"] > seen[1]["time"] - seen[0]["time"] > 0.015
+
+
+@pytest.mark.parametrize("first", [Reply(reset=True), Reply(close=True), Reply(completion("{}"), cut=True), Reply(completion("")), Reply(completion(answer(), finish="length")), Reply(b"no json")])
+def test_a_dropped_connection_and_an_unusable_answer_are_tried_again(model, first):
+    found, _, seen = ask_once(model, [first, Reply(completion(answer("x")))])
+    assert found["inputs"] == ["x"] and len(seen) == 2
+
+
+@pytest.mark.parametrize("status, word", [(400, "请求不被接受"), (401, "密钥无效"), (402, "余额不足"), (403, "没有权限"), (404, "地址或模型不存在"), (422, "参数不被接受"), (302, "没有按约定回答")])
+def test_what_stays_is_not_tried_again(model, status, word):
+    found, client, seen = ask_once(model, [Reply(b'{"error": {"message": "no"}}', status)])
+    assert found is None and len(seen) == 1 and client.is_off and client.ask("rules", "another") is None and len(seen) == 1
+    assert len(pc.terminal.warnings) == 1 and word in pc.terminal.warnings[0] and str(status) in pc.terminal.warnings[0]
+
+
+def test_attempts_end(model):
+    found, _, seen = ask_once(model, [Reply(b"", 503)])
+    assert found is None and len(seen) == pc.ATTEMPTS and "503" in pc.terminal.warnings[0]
+
+
+def test_retry_after_is_honoured(model):
+    _, _, seen = ask_once(model, [Reply(b"", 429, {"Retry-After": "1"}), Reply(completion(answer()))])
+    assert seen[1]["time"] - seen[0]["time"] >= 1.0
+    found, _, seen = ask_once(lambda url, seconds: model(url + "/v1", seconds), [Reply(b"", 429, {"Retry-After": "3600"})])
+    assert found is None and len(seen) == 1  # longer than the deadline: not waited for
+
+
+def test_retry_after_is_read_in_both_forms_and_survives_nonsense():
+    soon = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 30))
+    assert 25 < pc.seconds_of(soon) <= 30 and pc.seconds_of("7") == 7 and {pc.seconds_of(x) for x in (None, "", "soon", "-5", "nan", "Mon, 01 Jan 2001 00:00:00 GMT", "1e")} == {0.0}
+
+
+def test_blank_lines_neither_spoil_an_answer_nor_prolong_the_deadline(model):
+    found, _, _ = ask_once(model, [Reply(completion(answer("x")), blank_lines=20, pause=0.02)])
+    assert found["inputs"] == ["x"]
+    start = time.monotonic()
+    found, _, seen = ask_once(lambda url, seconds: model(url + "/v1", seconds), [Reply(completion(answer()), blank_lines=500, pause=0.05)], seconds=1.0)
+    assert found is None and 0.9 < time.monotonic() - start < 4 and len(seen) == 1 and "1 秒内没有回答完" in pc.terminal.warnings[0]
+
+
+def test_the_request_is_what_the_protocol_wants(model):
+    _, _, seen = ask_once(model, [Reply(completion(answer()))], suffix="/v1/")
+    assert seen[0]["path"] == "/v1/chat/completions" and seen[0]["headers"]["Authorization"] == f"Bearer {KEY}"
+    assert seen[0]["body"]["response_format"] == {"type": "json_object"} and seen[0]["body"]["model"] == "m" and "json" in seen[0]["body"]["messages"][0]["content"] + "json"
+    assert ask_once(model, [Reply(completion(answer()))], suffix="/v1/chat/completions")[2][0]["path"] == "/v1/chat/completions"
+
+
+def test_a_question_is_asked_once_and_kept(model):
+    with serving(lambda body, number: Reply(completion(answer("x")))) as server:
+        client = model(server.url)
+        assert client.ask("rules", "question") == client.ask("rules", "question") == model(server.url).ask("rules", "question")
+        assert len(server.requests) == 1
+        (kept,) = client.folder.iterdir()
+        text = kept.read_text()
+        assert json.loads(text)["sent"] == server.requests[0]["body"] and json.loads(text)["received"][0].startswith("HTTP 200") and KEY not in text
+        kept.write_text("{broken")
+        assert client.ask("rules", "question")["inputs"] == ["x"] and len(server.requests) == 2
+
+
+def test_what_leaves_the_machine_is_said_first_and_kept_first(model, capsys):
+    seen = []
+    with serving(lambda body, number: seen.append((capsys.readouterr().out, len(list(client.folder.iterdir())))) or Reply(completion(answer()))) as server:
+        client = model(server.url)
+        client.ask("rules", "question")
+        client.ask("rules", "another question")
+    assert "询问 DeepSeek" in seen[0][0] and server.url in seen[0][0] and seen[0][1] == 1 and "询问 DeepSeek" not in seen[1][0]
+
+
+def test_an_output_folder_that_cannot_be_written_means_no_question(model):
+    with serving(lambda body, number: Reply(completion(answer()))) as server:
+        client = model(server.url)
+        client.folder.write_text("a file is in the way")
+        assert client.ask("rules", "question") is None and server.requests == [] and client.is_off
+
+
+@pytest.mark.parametrize("url", ["", "no url", "ftp://a/b", "http://", "http://[::1", "http://127.0.0.1:99999", "https://127.0.0.1:9", "http://no.such.host.invalid"])
+def test_a_wrong_address_is_said_once(model, url):
+    assert model(url, 3.0).ask("rules", "question") is None and len(pc.terminal.warnings) == 1
+
+
+@pytest.mark.parametrize("key", ["中文", "a\nb", "\x00"])
+def test_a_key_that_no_header_can_hold_is_no_crash(model, key):
+    with serving(lambda body, number: Reply(completion(answer()))) as server:
+        client = model(server.url)
+        client.key = key
+        assert client.ask("rules", "question") is None and server.requests == []
+
+
+def test_no_netrc_replaces_the_key(model, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert ask_once(model, [Reply(completion(answer()))])[2][0]["headers"]["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("text", [answer("x"), "```json\n" + answer("x") + "\n```", "<think>{not json}</think>\n" + answer("x"), "好的：\n" + answer("x") + "\n以上", '{"a": 1} ' + answer("x")])
+def test_an_answer_is_found_in_what_stands_around_it(text):
+    assert pc.parse_answer(text)["inputs"] == ["x"]
+
+
+# --- Whether it is asked at all ---
+
+
+@pytest.mark.parametrize("enabled, key, word", [(True, "", "DEEPSEEK_API_KEY"), (False, KEY, "--no-llm"), (True, "  ", "DEEPSEEK_API_KEY")])
+def test_without_a_key_or_permission_it_is_said_once(tmp_path, monkeypatch, capsys, enabled, key, word):
+    monkeypatch.setattr(pc, "terminal", pc.Terminal())
+    monkeypatch.setenv("DEEPSEEK_API_KEY", key)
+    client = pc.DeepSeek.open(pc.DeepSeekConfig(enabled=enabled), tmp_path)
+    assert client.is_off and client.ask("rules", "question") is None and client.ask("rules", "question") is None
+    shown = capsys.readouterr().out
+    assert shown.count("不询问 DeepSeek") == 1 and word in shown and pc.terminal.warnings == [] and not (tmp_path / "deepseek").exists()
+
+
+# --- What leaves the machine ---
+
+
+@pytest.mark.parametrize("text, secret", [
+    ('api_key = "abc123"', "abc123"), ("password='hunter2!'", "hunter2!"), ('self.token: str = "t0k3n"', "t0k3n"), ('{"password": "pä ss"}', "pä ss"), ("login(token='abc', user=1)", "abc"),
+    ('SECRET_KEY = """line\nline2"""', "line2"), ('wandb_api_key=f"x{y}z"', "x{y}z"), ('os.environ["WANDB_API_KEY"] = "0123abc"', "0123abc"), ('setdefault("HF_TOKEN", "zzz9")', "zzz9"),
+    ("# password: hunter22", "hunter22"), ("# passwd = hunter22", "hunter22"), ("run --password hunter22 --x", "hunter22"), ("headers = {'Authorization': 'Bearer abcdefgh1234'}", "abcdefgh1234"),
+    ("# Bearer abcdefgh.1234", "abcdefgh.1234"), ("git clone https://me:pw@host/x", "me:pw"), ('x = "sk-0123456789abcdef"', "sk-0123456789abcdef"), ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+    ("ghp_0123456789abcdefghij", "ghp_0123456789abcdefghij"), ("hf_0123456789abcdefghij", "hf_0123456789abcdefghij"), ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----", "MIIabc"),
+    ("-----BEGIN PRIVATE KEY-----\nMIIcut", "MIIcut"), ('load("/home/zhangsan/model.pt")', "zhangsan"), ("/Users/lisi/x", "lisi"), ("C:\\Users\\wangwu\\x", "wangwu"), ("eyJhbGciOiJI.eyJzdWIiOiIx.abc", "eyJzdWIiOiIx"),
+    ("known-secret-of-the-config", "known-secret-of-the-config"),
+])
+def test_secrets_and_user_names_do_not_leave(monkeypatch, text, secret):
+    monkeypatch.setattr(pc.terminal, "secrets", {"known-secret-of-the-config"})
+    assert secret in text and secret not in pc.without_secrets(text)
+
+
+@pytest.mark.parametrize("code", [
+    "loss_token = logits[:, -1]", "token_ids = tokens.view(-1)", "def forward(self, tokens: torch.Tensor, token_type_ids=None):", "num_tokens = int(mask.sum())", "author = 'x'",
+    "x = self.embed(tokens)  # one vector a token", "path = 'data/train.bin'", "key = query @ key.T", "url = 'https://host/path'",
+])
+def test_ordinary_code_is_not_spoilt(code):
+    assert pc.without_secrets(code) == code
+
+
+def test_only_the_functions_concerned_are_sent(tmp_path, alone, ask_in):
+    folder, _ = alone
+    with serving(lambda body, number: Reply(completion(answer()))) as server:
+        ask_in(folder, server.url, tmp_path)
+    question = server.requests[0]["body"]["messages"][1]["content"]
+    assert "def forward" in question and "random.Random" not in question and str(folder) not in question
+
+
+# --- What an answer may have printed ---
+
+
+CODE = """
+import fastlib
+CACHE = {}
+class A:
+    def f(self, x, cfg):
+        try:
+            late = 1
+        except ValueError as error:
+            pass
+        y = fastlib.go(x, out=self.buf)
+        z = y
+        return z
+"""
+
+
+def proposals(*names):
+    tree = type("Tree", (), {})()
+    tree.funcs = {"a.py": pc.parse_func_for_code("a.py", CODE)}
+    tree.load = tree.funcs.__getitem__
+    stmt = next(s for f in tree.funcs["a.py"] for s in f.statements if s.text.startswith("y ="))
+    paths, dropped = pc.proposed_paths({"inputs": list(names)}, stmt, tree)
+    return [str(p) for p in paths], dropped
+
+
+@pytest.mark.parametrize("name", ["self.state.buf", "x.data", "cfg['a'][0]", "fastlib.TABLE['k']", "CACHE", " self.deep.er "])
+def test_plain_names_in_scope_are_printed(name):
+    assert proposals(name) == (["+" + name.strip().replace('"', "'")], 0)
+
+
+@pytest.mark.parametrize("name", [
+    "y", "z", "late", "error", "nowhere", "self.f()", "x[i]", "x[0:1]", "x[-1]", "x + 1", "x[1.5]", "x[None]", "(x, cfg)", "*x", "x.y = 1", "x; y", "await x", "x if x else y", "-x", "f'{x}'", "...", "",
+    "self.__class__", "cfg.password", "cfg['api_key']", "x.token", "print", "1", "'x'", "x.a.b.c.d.e.f.g.h.i", "x\x00", "\ud800", None, 3, ["x"], {"x": 1},
+])
+def test_everything_else_is_dropped_and_counted(name):
+    assert proposals(name) == ([], 1)
+
+
+def test_what_is_printed_anyway_is_neither_printed_twice_nor_counted():
+    assert proposals("x", "self.buf", "fastlib.go") == ([], 0)
+    found, dropped = proposals(*[f"self.a{i}" for i in range(30)])
+    assert (len(found), dropped) == (pc.NAMES_TAKEN, 30 - pc.NAMES_TAKEN)
