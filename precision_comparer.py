@@ -4777,6 +4777,7 @@ NAMES_TAKEN, STATEMENTS_TOUCHED, SOURCE_LINES, CALLEES = 12, 40, 120, 2
 REFUSALS = {400: "请求不被接受，请检查 deepseek.model", 401: "密钥无效，请检查环境变量 DEEPSEEK_API_KEY", 402: "账户余额不足",
             403: "没有权限", 404: "地址或模型不存在，请检查 deepseek.base_url 和 deepseek.model", 422: "请求参数不被接受，请检查 deepseek.model",
             429: "请求过于频繁", 500: "服务器内部错误", 502: "网关错误", 503: "服务器繁忙", 504: "网关超时"}
+PART_OF_A_TENSOR = ("shape", "dtype", "device", "data", "T", "grad", "requires_grad")  # printed with it, or seen in its gradient
 RETRIED = (429, 500, 502, 503, 504)
 PLACE_RULES = """You read code of two trainings of one model, `baseline` and `test`, whose numbers differ. Say which values the given statement
 reads and writes that a syntax tree cannot know: arguments changed in place, `out=`, attributes and buffers a call reads or changes, module-level
@@ -4879,7 +4880,7 @@ class DeepSeek:
         if self.is_off:
             return None
         messages = [{"role": "system", "content": rules}, {"role": "user", "content": without_secrets(question)}]
-        body = {"model": self.config.model, "messages": messages, "response_format": {"type": "json_object"}, "stream": False, "max_tokens": 2000}
+        body = {"model": self.config.model, "messages": messages, "response_format": {"type": "json_object"}, "stream": False, "max_tokens": 4000}
         path = self.folder / f"{digest_of(json.dumps([self.config.base_url, body]).encode())[:16]}.json"
         received: list[str] = []
         try:
@@ -5036,13 +5037,13 @@ def proposed_paths(answer: dict[str, Any], stmt: Stmt, tree: CodeTree) -> tuple[
     scope, known = scope_of(stmt, tree), {str(path) for path in stmt.reads + stmt.writes}
     paths = [plain_path(name) for name in names[:1000]]
     good = list(dict.fromkeys(path for path in paths if path is not None and path.root in scope))
-    new = [path for path in good if str(path)[1:] not in known]
+    new = [path for path in good if str(path)[1:] not in known and (not path.steps or path.steps[-1][1] not in PART_OF_A_TENSOR)]
     return new[:NAMES_TAKEN], len(names) - sum(path in good for path in paths) + max(0, len(new) - NAMES_TAKEN)
 
 
 def touches(path: ValuePath, stmt: Stmt, origin: Stmt) -> bool:
     """Whether `stmt` has to do with the object of a path named at `origin`, so that it may be the one that changes it."""
-    if not any(other.root == path.root for other in stmt.reads + stmt.writes):
+    if not stmt.reads or not any(other.root == path.root for other in stmt.reads + stmt.writes):
         return False
     same_self = path.root == "self" and stmt.func.class_name == origin.func.class_name
     is_global = not stmt.func.is_local(path.root) and not origin.func.is_local(path.root)
@@ -5053,7 +5054,7 @@ def propose(paths: list[ValuePath], origin: Stmt, tree: CodeTree) -> None:
     """Have `paths` printed at the statement they were named for, and at those of its file that touch the same objects."""
     others = [s for func in tree.load(origin.func.file) for s in func.statements if s is not origin and any(touches(p, s, origin) for p in paths)]
     nearest = sorted(others, key=lambda s: (s.func is not origin.func, abs(s.line - origin.line)))
-    for stmt in [origin, *nearest[:STATEMENTS_TOUCHED]]:
+    for stmt in [origin] * bool(origin.reads) + nearest[:STATEMENTS_TOUCHED]:
         scope = scope_of(stmt, tree)
         stmt.proposed += [p for p in paths if p.root in scope and p not in stmt.proposed and (stmt is origin or touches(p, stmt, origin))]
 
@@ -5155,13 +5156,13 @@ def _statement_edits(site: Site, tag: str) -> list[Edit]:
     if stmt.is_header:
         return _wrap(header_expression(node), 5, f"{tag}_h({site.id}, (", ", ".join([")"] + before) + ")")
     edits = []
-    if before_paths(stmt) or isinstance(node, (ast.Return, ast.Raise)):
+    if stmt.reads or isinstance(node, (ast.Return, ast.Raise)):
         edits.append(Edit(node.lineno, node.col_offset, 3, _call(tag, "i", site, before) + "; "))
     if yielded(node) is not None:
         edits += _wrap(yielded(node), 6, f"{tag}_y({site.id}, (", "))")
     if isinstance(node, ast.Return) and node.value is not None:
         edits += [Edit(node.lineno, node.col_offset + 6, 0, f" {tag}_r({site.id}, ("), Edit(node.end_lineno, node.end_col_offset, 0, "))")]
-    elif not isinstance(node, (ast.Return, ast.Raise, ast.Delete)) and (before_paths(stmt) or stmt.writes):
+    elif not isinstance(node, (ast.Return, ast.Raise, ast.Delete)) and (stmt.reads or stmt.writes):
         edits.append(Edit(node.end_lineno, node.end_col_offset, 1, "; " + _call(tag, "o", site, _arguments(site.func, after_paths(stmt)))))
     return edits
 
@@ -6809,7 +6810,11 @@ def _adopt_sites(injection: Injection, file: str, now: str, planned: tuple[str, 
     if original == before:
         own = {key(site): site for site in sites}
         injection.files.append(file)
-        injection.sites.update({there.id: replace(own.get(key(there), there), id=there.id) for there in injected_sites})
+        for there in injected_sites:
+            mine = own.get(key(there), there)
+            if mine.stmt is not None:
+                mine.stmt.proposed = there.stmt.proposed  # its prints hand over what these need
+            injection.sites[there.id] = replace(mine, id=there.id)
     else:
         injection.left_out.append(f"{file}: 在本次运行期间被修改或删除, 没有插入打印")
 
@@ -9841,7 +9846,10 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
         report.details.errors = search.errors
         report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds) + search.failed, list(dict.fromkeys(search.not_traced))
     report.verdict, report.location, report.candidates = conclude(search)
-    report.opinion = ask_opinion(search, report.location)
+    try:
+        report.opinion = ask_opinion(search, report.location)
+    except KeyboardInterrupt:  # the verdict stands; only the wait for an opinion was too long
+        terminal.say("不再等待 DeepSeek 的看法")
 
 
 def open_output(args: argparse.Namespace) -> Path:
