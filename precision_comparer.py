@@ -4774,7 +4774,7 @@ class CodeTree:
 
 ATTEMPTS, BACKOFF_SECONDS, ANSWER_BYTES = 4, 1.0, 1 << 20
 NAMES_TAKEN, STATEMENTS_TOUCHED, SOURCE_LINES, CALLEES = 12, 40, 120, 2
-REFUSALS = {400: "请求不被接受，请检查 deepseek.model", 401: "密钥无效，请检查环境变量 DEEPSEEK_API_KEY", 402: "账户余额不足",
+REFUSALS = {400: "请求不被接受，请检查 deepseek.model 和密钥", 401: "密钥无效，请检查环境变量 DEEPSEEK_API_KEY", 402: "账户余额不足",
             403: "没有权限", 404: "地址或模型不存在，请检查 deepseek.base_url 和 deepseek.model", 422: "请求参数不被接受，请检查 deepseek.model",
             429: "请求过于频繁", 500: "服务器内部错误", 502: "网关错误", 503: "服务器繁忙", 504: "网关超时"}
 PART_OF_A_TENSOR = ("shape", "dtype", "device", "data", "T", "grad", "requires_grad")  # printed with it, or seen in its gradient
