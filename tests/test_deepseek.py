@@ -101,23 +101,24 @@ SLOPE = "fastlib.TABLES['inner']['deep']['deeper']['slope']"
 CLOCK = "fastlib.TABLES['inner']['deep']['deeper']['clock']"
 
 
-def locate(folder, changes, url, *options, key=KEY, msprobe=None):
+def locate(folder, changes, url, *options, key=KEY, msprobe=None, argument=None):
     (folder / "library" / "test").mkdir(parents=True)
     (folder / "library" / "fastlib.py").write_text(LIBRARY)
     (folder / "library" / "test" / "fastlib.py").write_text(LIBRARY.replace('["slope"] * value', '["slope"] * value * 1.5'))
     config = {"debug": {"log_keywords": ["lm loss", "grad norm"], "tolerance": 1e-9, "parallel_runs": True}, "deepseek": {"base_url": url, "timeout_seconds": 20}, "msprobe": msprobe or {}}
     for side in ("baseline", "test"):
-        code = folder / side / "code"
-        code.mkdir(parents=True)
+        (folder / side).mkdir(exist_ok=True)
+        code = folder / "both" / "code" if argument else folder / side / "code"
+        code.mkdir(parents=True, exist_ok=True)
         text = TRAINING
-        for old, new in changes if side == "test" else []:
+        for old, new in changes if side == "test" or argument else []:
             assert text.count(old) == 1
             text = text.replace(old, new)
         (code / "train.py").write_text(text)
         script = folder / side / "run.sh"
-        script.write_text(f"#!/usr/bin/env bash\nset -e\ncd {code}\n{sys.executable} train.py | tee ../train.log\n")
+        script.write_text(f"#!/usr/bin/env bash\nset -e\ncd {code}\n{sys.executable} train.py {(argument or {}).get(side, '')} | tee {folder / side}/train.log\n")
         script.chmod(0o755)
-        config[side] = {"mode": "local", "log_path": f"{side}/train.log", "code_path": f"{side}/code", "run_script": f"{side}/run.sh"}
+        config[side] = {"mode": "local", "log_path": f"{side}/train.log", "code_path": str(code), "run_script": f"{side}/run.sh"}
     (folder / "config.json").write_text(json.dumps(config))
     command = [sys.executable, str(SCRIPT), "--config", str(folder / "config.json"), "--output-dir", str(folder / "out"), *options]
     env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy") and name != "DEEPSEEK_API_KEY"}
@@ -169,6 +170,16 @@ def test_asked_about_the_line_of_the_dump_it_saves_the_rerun(tmp_path):
         done, report = locate(tmp_path, CACHE, server.url, msprobe=dumps)
     assert report["msprobe"]["first_mismatch"]["stack"] and "fastlib.act" in server.requests[0]["body"]["messages"][1]["content"]
     assert (done.returncode, place(report), report["reruns"], len(server.requests)) == (1, "fastlib.set_slope(0.2)", 1, 2)
+
+
+def test_sides_that_share_one_code_folder(tmp_path):
+    argument = {"baseline": "0.5", "test": "0.6"}
+    changes = [("configure(0.5)", "configure(float(sys.argv[1]))")]
+    with serving(lambda body, number: Reply(completion(answer("self.engine.box.core.scale")))) as server:
+        found = [locate(tmp_path / name, changes, server.url, *options, argument=argument)[1] for name, options in (("alone", ["--no-llm"]), ("asked", []))]
+    alone, asked = found
+    assert server.requests and place(asked) == place(alone) and asked["not_traced"] == alone["not_traced"] == []
+    assert asked["rounds"][0]["records"] == alone["rounds"][0]["records"] > 50
 
 
 def test_what_ast_finds_alone_is_not_asked_for(tmp_path):
