@@ -1,4 +1,4 @@
-"""Section 9: prints are put into source without harm, and taken out again whatever happens."""
+"""Section 10: prints are put into source without harm, and taken out again whatever happens."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""Section 9, the journal: the user's code is put back whatever happens, by real faults of real processes."""
+"""Section 10, the journal: the user's code is put back whatever happens, by real faults of real processes."""
 
 import json
 import os

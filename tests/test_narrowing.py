@@ -1,4 +1,4 @@
-"""Section 11 through the real command: two small trainings in plain Python, one change, and the place that must be named."""
+"""Section 12 through the real command: two small trainings in plain Python, one change, and the place that must be named."""
 
 import json
 import os

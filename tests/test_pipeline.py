@@ -1,4 +1,4 @@
-"""The real command from config to verdict (section 13): on a copy of the shipped example, and on tiny trainings that go wrong."""
+"""The real command from config to verdict (section 14): on a copy of the shipped example, and on tiny trainings that go wrong."""
 
 import ctypes
 import json

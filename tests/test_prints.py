@@ -1,4 +1,4 @@
-"""Section 10: reading prints, agreement of printed values, pairing of two code trees and two runs."""
+"""Section 11: reading prints, agreement of printed values, pairing of two code trees and two runs."""
 
 import json
 import math

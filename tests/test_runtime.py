@@ -1,4 +1,4 @@
-"""Section 9, the runtime of the prints under real torch: it sees what is there and changes nothing."""
+"""Section 10, the runtime of the prints under real torch: it sees what is there and changes nothing."""
 
 import ast
 import glob
