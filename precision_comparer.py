@@ -8875,7 +8875,7 @@ class Details(pydantic.BaseModel):
 
 
 class Report(pydantic.BaseModel):
-    """`report.json`; every key is described in the README.  `details` are in `report.html` only."""
+    """`report.json`; every key is described in the README.  `details` is in `report.html` only."""
 
     schema_version: Literal[1] = 1
     verdict: Verdict

@@ -232,6 +232,7 @@ REPORT = {
     "reruns": int,
     "not_traced": [str],
     "warnings": [str],
+    "opinion": (str, {None}),
 }  # fmt: skip
 
 
