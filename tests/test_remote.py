@@ -847,11 +847,15 @@ def test_example_with_the_test_side_on_another_machine(example):
 
 @pytest.mark.parametrize("is_one_machine", [True, False])
 def test_example_with_both_sides_on_other_machines(example, first, second, is_one_machine):
-    """With the logs and dumps of the main job: msprobe runs on the one machine, or here with the dumps of both."""
+    """From the logs and dumps of the main job on: msprobe runs on the one machine, or here with the dumps of both; prints and rerun there."""
     folder, whole = example
     layout(folder, first.ssh(), first.ssh() if is_one_machine else second.ssh())
-    done = test_pipeline.compare(folder, "--reuse-runs", "--compare-only")
-    assert done.code == 4 and "msprobe 26" in done.out and not done.report["warnings"], done.out
+    before = test_pipeline.trees(test_pipeline.sides_of(folder))
+    done = test_pipeline.compare(folder, "--reuse-runs")
+    assert test_pipeline.trees(test_pipeline.sides_of(folder)) == before
+    assert done.code == 1 and "msprobe 26" in done.out and not done.report["warnings"] and done.report["reruns"] == 1, done.out
+    place = done.report["location"]["test"]
+    assert (place["file"], place["code"]) == test_pipeline.GUILTY
     assert done.report["msprobe"]["first_mismatch"] == whole.report["msprobe"]["first_mismatch"]
     assert done.report["metrics"] == whole.report["metrics"]
     assert done.report["msprobe"]["result_file"] == str(next((done.folder / "msprobe").glob("compare_result*")))
