@@ -834,7 +834,7 @@ def show_checks(config: Config) -> int:
     found, sides, code = [], [], EXIT_CONSISTENT
     for name in SIDE_NAMES:
         try:
-            side = Side(name, getattr(config, name), connect(name, getattr(config, name)))
+            side = Side(name, getattr(config, name), connect(getattr(config, name)))
             restore_leftovers([side])
             sides.append(side)
             found += [Problem("ok", f"{name}: 可以连接 ({side.host.name})"), *check_facts(config, side)]
@@ -4752,7 +4752,7 @@ class CodeTree:
             chosen[file] = sum(len(func.statements) for func in self.load(file) if not (func.is_module and file in self.silent_modules))
             total += chosen[file]
             queue += [f for f in self.imported_files(file) if f not in chosen]
-        if not is_library and sum(self.sizes[f] for f in self.files) < 40 * budget:
+        if not is_library and sum(self.sizes.get(f, 0) for f in self.files) < 40 * budget:
             for file in self.files:
                 chosen.setdefault(file, len(self.load(file)))
         return [file for file in chosen if self.funcs.get(file)]

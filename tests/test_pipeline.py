@@ -545,7 +545,7 @@ def test_a_wrong_input_is_one_clear_sentence(tiny, name):
     assert ended.code == code and all(word in ended.error for word in says), ended.out
     assert re.search(r"[\u4e00-\u9fff]", ended.error) and trees(tiny) == before
     assert not list(tiny.rglob(".precision_comparer_*"))
-    if code == 3:
+    if code == 3 and name != "unknown machine":  # before both sides are connected there is nothing to report
         assert "没有完成：" in (ended.folder / "report.html").read_text(encoding="utf-8")
         assert (ended.folder / "console.log").read_text(encoding="utf-8") == ended.out
 
