@@ -9013,7 +9013,7 @@ ol, ul { padding-left: 22px; margin: 0 } li { margin: 2px 0 }
 {% if details.failure %}<p>以下是停下之前已经知道的内容。</p><pre>{{ details.failure }}</pre>{% elif place %}<p>{{ place.explanation }}</p>{% elif report.verdict == "consistent" %}<p>两侧的曲线一致，没有插入打印，也没有改动代码。</p>{% else %}<p>已经比较了什么、哪些没能观察，见下文；候选按可能性排列。</p>{% endif %}
 <ul class="facts">
 {% if place %}<li><span class="tag bad">{{ kinds[place.kind] }}</span></li>{% endif %}
-{% if report.rounds %}<li><b>{{ report.rounds[-1].records_equal_before }}</b>条记录在它之前一致</li>{% endif %}
+{% if report.rounds %}<li><b>{{ report.rounds[-1].records_equal_before }}</b>条记录{{ "在它之前" if place }}一致</li>{% endif %}
 {% for name, found in metrics.items() %}<li><b>{{ "%.3g"|format(found.max_abs_diff) if found.max_abs_diff is number else found.max_abs_diff }}</b>{{ titles[name] }} 最大差异（{{ found.steps_compared }} 步）</li>{% endfor %}
 <li><b>{{ report.reruns }}</b>次重跑</li>
 {% if report.not_traced %}<li><b>{{ report.not_traced|length }}</b><a href="#not-traced">处没能观察</a></li>{% endif %}
@@ -9051,7 +9051,7 @@ function draw() {
     const c = data.curves[i], at = c.first !== null;
     Plotly.react(box, [line("baseline", c.steps, c.baseline, css("--one"), { line: { color: css("--one"), width: 4 } }), line("test", c.steps, c.test, css("--two")),
       line("差异", c.steps, c.difference, css("--bad"), { yaxis: "y2" }), line("容差", c.steps, c.tolerance, css("--soft"), { yaxis: "y2", mode: "lines", line: { color: css("--soft"), dash: "dash", width: 1.5 } })],
-      look({ title: { text: c.title, x: 0.01, font: { size: 14, color: css("--ink") } }, xaxis: axis({ title: { text: "step", standoff: 4 }, anchor: "y2", tickformat: "d" }), yaxis: axis({ domain: [0.42, 1] }), yaxis2: axis({ domain: [0, 0.3], rangemode: "tozero", exponentformat: "e" }),
+      look({ title: { text: c.title, x: 0.01, font: { size: 14, color: css("--ink") } }, xaxis: axis({ title: { text: "step", standoff: 4 }, anchor: "y2", tickformat: "d", dtick: c.steps.at(-1) - c.steps[0] < 9 ? 1 : undefined }), yaxis: axis({ domain: [0.42, 1] }), yaxis2: axis({ domain: [0, 0.3], rangemode: "tozero", exponentformat: "e" }),
         shapes: at ? [{ type: "line", x0: c.first, x1: c.first, yref: "paper", y0: 0, y1: 1, line: { color: css("--bad"), width: 1.5, dash: "dot" } }] : [],
         annotations: at ? [{ x: c.first, yref: "paper", y: 0.37, text: "step " + c.first + " 首次超出容差", showarrow: false, xanchor: c.steps.indexOf(c.first) > c.steps.length / 2 ? "right" : "left", font: { color: css("--bad") } }] : [] }), settings);
   });

@@ -75,7 +75,7 @@ def test_words_that_differ_are_marked_and_the_statement_too():
 
 VERDICTS = {
     "located": (report(), ["第一处不一致在 test 的 model/freqs.py:3", "<b>61</b>条记录", "次重跑", "没能观察的地方", "其他候选"]),
-    "not_located": (report("not_located"), ["精度不一致，但没有定位到具体的代码行", "其他候选"]),
+    "not_located": (report("not_located"), ["精度不一致，但没有定位到具体的代码行", "<b>61</b>条记录一致", "其他候选"]),
     "consistent": (report("consistent", rounds=[], not_traced=[], msprobe=None, warnings=[], details=pc.Details(tolerance=1e-3)), ["两侧精度一致：比较了 4 步", "0.001"]),
     "opinion": (report(opinion="频率的排列不同"), ["DeepSeek 的看法", "推测，不是证据", "频率的排列不同"]),
     "failed early": (pc.Report(verdict="not_located", metrics={}, series={}, details=pc.Details(failure="test 侧训练已退出\n最后的输出", config="{}")), ["没有完成：test 侧训练已退出", "最后的输出"]),
@@ -156,6 +156,8 @@ def test_the_page_in_a_browser(browser, tmp_path, name, size):
     assert browser.value("document.querySelectorAll('.chart .main-svg:first-child').length") >= charts
     assert browser.value("document.querySelectorAll('.chart .scatterlayer .trace').length") >= charts
     assert browser.value("document.documentElement.scrollWidth") <= size[0] and browser.value(OVERFLOWS) == []
+    ticks = browser.value("[...document.querySelectorAll('.curve')].map(box => [...box.querySelectorAll('.xtick text')].map(tick => tick.textContent))")
+    assert all(len(set(labels)) == len(labels) > 0 for labels in ticks)  # no half steps
     assert browser.value("document.querySelector('h1').getBoundingClientRect().bottom") < 300
 
 
