@@ -191,6 +191,12 @@ class Terminal:
             text = text.replace(secret, "******")
         return text
 
+    def masked(self, data: Any) -> Any:
+        """`data` with every secret in its texts masked; in its JSON a quote in a password is escaped, and one of digits is in numbers."""
+        if isinstance(data, dict):
+            return {name: self.masked(value) for name, value in data.items()}
+        return [self.masked(value) for value in data] if isinstance(data, (list, tuple)) else self.redact(data) if isinstance(data, str) else data
+
     def log(self, text: str) -> None:
         """Write `text` to `console.log` only."""
         text = self.redact(text)
@@ -9007,7 +9013,7 @@ ol, ul { padding-left: 22px; margin: 0 } li { margin: 2px 0 }
 {% if details.failure %}<p>以下是停下之前已经知道的内容。</p><pre>{{ details.failure }}</pre>{% elif place %}<p>{{ place.explanation }}</p>{% elif report.verdict == "consistent" %}<p>两侧的曲线一致，没有插入打印，也没有改动代码。</p>{% else %}<p>已经比较了什么、哪些没能观察，见下文；候选按可能性排列。</p>{% endif %}
 <ul class="facts">
 {% if place %}<li><span class="tag bad">{{ kinds[place.kind] }}</span></li>{% endif %}
-{% if report.rounds %}<li><b>{{ report.rounds[-1].records_equal_before }}</b>条记录在它之前一致</li>{% endif %}
+{% if report.rounds %}<li><b>{{ report.rounds[-1].records_equal_before }}</b>条记录{{ "在它之前" if place }}一致</li>{% endif %}
 {% for name, found in metrics.items() %}<li><b>{{ "%.3g"|format(found.max_abs_diff) if found.max_abs_diff is number else found.max_abs_diff }}</b>{{ titles[name] }} 最大差异（{{ found.steps_compared }} 步）</li>{% endfor %}
 <li><b>{{ report.reruns }}</b>次重跑</li>
 {% if report.not_traced %}<li><b>{{ report.not_traced|length }}</b><a href="#not-traced">处没能观察</a></li>{% endif %}
@@ -9045,7 +9051,7 @@ function draw() {
     const c = data.curves[i], at = c.first !== null;
     Plotly.react(box, [line("baseline", c.steps, c.baseline, css("--one"), { line: { color: css("--one"), width: 4 } }), line("test", c.steps, c.test, css("--two")),
       line("差异", c.steps, c.difference, css("--bad"), { yaxis: "y2" }), line("容差", c.steps, c.tolerance, css("--soft"), { yaxis: "y2", mode: "lines", line: { color: css("--soft"), dash: "dash", width: 1.5 } })],
-      look({ title: { text: c.title, x: 0.01, font: { size: 14, color: css("--ink") } }, xaxis: axis({ title: { text: "step", standoff: 4 }, anchor: "y2", tickformat: "d" }), yaxis: axis({ domain: [0.42, 1] }), yaxis2: axis({ domain: [0, 0.3], rangemode: "tozero", exponentformat: "e" }),
+      look({ title: { text: c.title, x: 0.01, font: { size: 14, color: css("--ink") } }, xaxis: axis({ title: { text: "step", standoff: 4 }, anchor: "y2", tickformat: "d", dtick: c.steps.at(-1) - c.steps[0] < 9 ? 1 : undefined }), yaxis: axis({ domain: [0.42, 1] }), yaxis2: axis({ domain: [0, 0.3], rangemode: "tozero", exponentformat: "e" }),
         shapes: at ? [{ type: "line", x0: c.first, x1: c.first, yref: "paper", y0: 0, y1: 1, line: { color: css("--bad"), width: 1.5, dash: "dot" } }] : [],
         annotations: at ? [{ x: c.first, yref: "paper", y: 0.37, text: "step " + c.first + " 首次超出容差", showarrow: false, xanchor: c.steps.indexOf(c.first) > c.steps.length / 2 ? "right" : "left", font: { color: css("--bad") } }] : [] }), settings);
   });
@@ -9070,7 +9076,7 @@ document.querySelectorAll("th").forEach(head => head.addEventListener("click", (
 </body>
 </html>
 """
-CODE_AROUND, ROWS_AROUND, MOST_POINTS = 5, 8, 4000
+CODE_AROUND, CODE_COMPARED, ROWS_AROUND, MOST_POINTS = 5, 15, 8, 4000
 
 
 def word_diff(ours: Any, theirs: Any, words: str = r"\w+|\s|[^\w\s]") -> list[Parts]:
@@ -9086,7 +9092,8 @@ def word_diff(ours: Any, theirs: Any, words: str = r"\w+|\s|[^\w\s]") -> list[Pa
 
 
 def value_diff(ours: Any, theirs: Any) -> Parts:
-    """A printed value in pieces; a number is one piece."""
+    """A printed value in pieces; a number is one piece, and so is the end of a line."""
+    ours, theirs = (str(text).replace("\n", "↵") for text in (ours, theirs))
     return word_diff(ours, theirs, r"[\w.+\-]+|\s|[^\w.+\-\s]")[0]
 
 
@@ -9094,10 +9101,11 @@ def code_around(place: PlaceReport, other: PlaceReport | None, ours: list[str], 
     """The lines around a place, with what differs from the other side's file; the statement itself is compared with its twin."""
     first, last = max(place.line - CODE_AROUND, 1), min(place.end_line + CODE_AROUND, len(ours))
     parts: dict[int, Parts] = {}
-    for tag, start, end, begin, stop in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes() if other else ():
-        if start < last and end >= first:
-            block = "\n".join(ours[start:end])
-            parts |= zip(range(start + 1, end + 1), word_diff(block, block if tag == "equal" else "\n".join(theirs[begin:stop])))
+    for tag, start, end, begin, stop in difflib.SequenceMatcher(None, ours, theirs).get_opcodes() if other else ():
+        if start < last and end >= first and tag != "equal":  # of a file rewritten as a whole only what is near: words take long
+            start, end = max(start, first - 1), min(end, last)
+            begin, stop = max(begin, other.line - CODE_COMPARED), min(stop, other.end_line + CODE_COMPARED)
+            parts |= zip(range(start + 1, end + 1), word_diff("\n".join(ours[start:end]), "\n".join(theirs[begin:stop])))
     if other:
         twin = "\n".join(theirs[other.line - 1 : other.end_line])
         parts |= zip(range(place.line, place.end_line + 1), word_diff("\n".join(ours[place.line - 1 : place.end_line]), twin))
@@ -9188,7 +9196,7 @@ def call_stack_of(candidate: Candidate) -> list[StackFrame]:
 def write_report(report: Report, folder: Path) -> None:
     """Write `report.html` and, once there was a comparison, `report.json`, with secrets masked; complete or not at all."""
     if report.metrics:
-        text = terminal.redact(json.dumps(report.model_dump(mode="json"), ensure_ascii=False, indent=2))
+        text = json.dumps(terminal.masked(report.model_dump(mode="json")), ensure_ascii=False, indent=2)
         LocalHost().write(str(folder / "report.json"), text.encode("utf-8", "backslashreplace"))
     LocalHost().write(str(folder / "report.html"), render_html(report).encode("utf-8", "backslashreplace"))
 
@@ -9240,7 +9248,7 @@ def render_html(report: Report) -> str:
     errors = [[min(max(error, 1e-17), 10.0) if error == error else 10.0, f"{error:.3g}" if math.isfinite(error) else "∞", place, best]
               for error, place, best in report.details.errors]
     charts = {"curves": [curve_data(report, name) for name in METRICS if name in report.metrics], "errors": errors}
-    text = terminal.redact(json.dumps(charts, ensure_ascii=False)).replace("<", "\\u003c")
+    text = json.dumps(terminal.masked(charts), ensure_ascii=False).replace("<", "\\u003c")
     page = jinja2.Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True).from_string(HTML)
     return page.render(
         report=report, details=report.details, title=headline(report), kinds=KIND_TEXT, word_diff=word_diff, value_diff=value_diff, charts=jinja2.utils.markupsafe.Markup(text),
@@ -9248,7 +9256,7 @@ def render_html(report: Report) -> str:
         finished=time.strftime("%Y-%m-%d %H:%M:%S"), minutes=(time.time() - report.details.started) / 60)
 
 
-def print_summary(report: Report, folder: Path) -> None:
+def print_summary(report: Report) -> None:
     """The verdict on the terminal."""
     terminal.say()
     terminal.rule("结论")
@@ -9273,7 +9281,6 @@ def print_summary(report: Report, folder: Path) -> None:
         place = candidate.test or candidate.baseline
         terminal.say(f"  候选 {number}: {place.file}:{place.line} ({place.function}) {candidate.explanation}")
     terminal.say(f"重跑次数: {report.reruns}")
-    terminal.say(f"报告: {folder / 'report.html'}\n      {folder / 'report.json'}")
 
 
 def print_location(location: LocationReport) -> None:
@@ -9801,6 +9808,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_FAILED if terminal.warnings else EXIT_CONSISTENT  # a warning names a file that could not be put back
     refuse_problems(config, sides, launches=not (args.reuse_runs and args.compare_only))
     report = Report(verdict="not_located", metrics={}, series={}, details=run_details(config))
+    report.warnings = terminal.warnings  # the list itself: also what is said later
     try:
         compare_and_locate(report, sides, config, folder, args)
     except BaseException as error:  # Ctrl-C or a failed run: what the first runs cost is worth a report
@@ -9809,12 +9817,15 @@ def run(args: argparse.Namespace) -> int:
         report.verdict, report.details.failure = "not_located", str(error) or "被中断"
         if report.metrics:
             terminal.warnings.append(terminal.redact(f"定位没有完成: {report.details.failure}"))
-        terminal.say(f"{'定位' if report.metrics else '对比'}没有完成, 已有的结果: {folder / ('report.json' if report.metrics else 'report.html')}")
+        try:
+            write_report(report, folder)
+            terminal.say(f"{'定位' if report.metrics else '对比'}没有完成, 已有的结果: {folder / ('report.json' if report.metrics else 'report.html')}")
+        except HostError as unwritten:  # must not hide why the run ended
+            terminal.warn(f"报告没有写成: {unwritten}")
         raise
-    finally:
-        report.warnings = list(terminal.warnings)
-        write_report(report, folder)
-    print_summary(report, folder)
+    print_summary(report)  # first: on a full disk it is all that the user gets
+    write_report(report, folder)
+    terminal.say(f"报告: {folder / 'report.html'}\n      {folder / 'report.json'}")
     return {"consistent": EXIT_CONSISTENT, "located": EXIT_LOCATED, "not_located": EXIT_NOT_LOCATED}[report.verdict]
 
 

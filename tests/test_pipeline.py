@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -560,6 +561,20 @@ def test_a_rerun_that_fails_still_leaves_a_report(tiny):
     assert misfits(report, REPORT) == [] and report["verdict"] == "not_located" and report["location"] is None
     assert "定位没有完成" in report["warnings"][-1] and "退出码 5" in report["warnings"][-1]
     assert report["metrics"]["loss"]["steps_compared"] == 4
+
+
+def no_large_files() -> None:
+    """As on a full disk: no file may grow beyond 1 MiB, and the page is larger."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+def test_a_report_that_cannot_be_written_costs_neither_the_verdict_nor_the_reason(tiny):
+    located = compare(tiny, preexec=no_large_files)
+    assert located.code == 3 and "第一处不一致" in located.out and "model.py:3" in located.out and "report.html" in located.error
+    assert located.report["verdict"] == "located" and "报告: " not in located.out and not list(located.folder.glob("*.tmp"))
+    put("test/run.sh", FAILS_AGAIN)(tiny)
+    failed = compare(tiny, preexec=no_large_files)
+    assert failed.code == 3 and "退出码 5" in failed.error and "报告没有写成" in failed.out and "已有的结果" not in failed.out
 
 
 def test_an_interrupted_first_run_leaves_a_page(tiny):

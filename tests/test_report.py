@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import time
 
 import pytest
 from browser import CHROMIUM, Browser
@@ -74,7 +75,7 @@ def test_words_that_differ_are_marked_and_the_statement_too():
 
 VERDICTS = {
     "located": (report(), ["第一处不一致在 test 的 model/freqs.py:3", "<b>61</b>条记录", "次重跑", "没能观察的地方", "其他候选"]),
-    "not_located": (report("not_located"), ["精度不一致，但没有定位到具体的代码行", "其他候选"]),
+    "not_located": (report("not_located"), ["精度不一致，但没有定位到具体的代码行", "<b>61</b>条记录一致", "其他候选"]),
     "consistent": (report("consistent", rounds=[], not_traced=[], msprobe=None, warnings=[], details=pc.Details(tolerance=1e-3)), ["两侧精度一致：比较了 4 步", "0.001"]),
     "opinion": (report(opinion="频率的排列不同"), ["DeepSeek 的看法", "推测，不是证据", "频率的排列不同"]),
     "failed early": (pc.Report(verdict="not_located", metrics={}, series={}, details=pc.Details(failure="test 侧训练已退出\n最后的输出", config="{}")), ["没有完成：test 侧训练已退出", "最后的输出"]),
@@ -94,6 +95,33 @@ def test_secrets_are_in_neither_report(tmp_path, monkeypatch):
     monkeypatch.setattr(pc.terminal, "secrets", {"hunter 2"})
     pc.write_report(report(text="the hunter 2 key"), tmp_path)
     assert all("hunter 2" not in path.read_text(encoding="utf-8") for path in tmp_path.iterdir()) and "the ****** key" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("secret", ['pass"word', "back\\slash", "密码 x", "25", "1", "null", "</script>"])
+def test_every_password_is_masked_and_both_reports_stay_readable(secret, tmp_path, monkeypatch):
+    expected = report(text="the ****** key").model_dump(mode="json")
+    monkeypatch.setattr(pc.terminal, "secrets", {secret})
+    pc.write_report(report(text=f"the {secret} key"), tmp_path)
+    page = body((tmp_path / "report.html").read_text(encoding="utf-8"))
+    data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
+    assert data["errors"][1] == [0.4, "0.4", "the ****** key", True] and data["curves"][0]["test"][1] == 2.25
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert written["not_traced"] == expected["not_traced"] and written["metrics"] == expected["metrics"] and written["series"]["test"] == expected["series"]["test"]
+
+
+def test_every_line_of_a_value_is_shown_and_compared():
+    assert pc.value_diff("a\nb", "a\nc") == [("a↵", False), ("b", True)]
+    assert pc.value_diff("", "a") == [] and pc.value_diff(True, False) == [("True", True)]
+
+
+def test_files_rewritten_as_a_whole_take_no_time():
+    ours, theirs = ([f"    {name}{n} = self.f{n % 7}({name}, b, c={n % 9})" for n in range(4000)] for name in "xy")
+    started = time.monotonic()
+    lines = pc.code_around(place("a.py", 2001, ours[2000]), place("a.py", 2001, theirs[2000]), ours, theirs)
+    assert time.monotonic() - started < 3  # minutes, were all words compared
+    assert [line.number for line in lines if line.is_guilty] == [2001] and len(lines) == 11
+    assert ["".join(text for text, _ in line.parts) for line in lines] == ours[1995:2006]
+    assert [text for text, is_changed in lines[5].parts if is_changed] == ["x2000", "x"]
 
 
 def test_the_config_is_shown_without_passwords():
@@ -128,6 +156,8 @@ def test_the_page_in_a_browser(browser, tmp_path, name, size):
     assert browser.value("document.querySelectorAll('.chart .main-svg:first-child').length") >= charts
     assert browser.value("document.querySelectorAll('.chart .scatterlayer .trace').length") >= charts
     assert browser.value("document.documentElement.scrollWidth") <= size[0] and browser.value(OVERFLOWS) == []
+    ticks = browser.value("[...document.querySelectorAll('.curve')].map(box => [...box.querySelectorAll('.xtick text')].map(tick => tick.textContent))")
+    assert all(len(set(labels)) == len(labels) > 0 for labels in ticks)  # no half steps
     assert browser.value("document.querySelector('h1').getBoundingClientRect().bottom") < 300
 
 
