@@ -3329,10 +3329,17 @@ def _span(series: Series) -> str:
 
 def _logging_suspicions(a: Series, b: Series, steps: list[int]) -> Iterator[str]:
     """Differences that may lie in the printing alone: a factor, another numbering, a mean over steps."""
-    worst = max((d for s in steps if math.isfinite(d := abs(a.values[s] - b.values[s]))), default=0.0)
+
+    def spread(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+        found = sorted(d for x, y in pairs if math.isfinite(d := abs(x - y)))
+        return (found[len(found) // 2], found[-1]) if found else (0.0, 0.0)
+
+    usual, worst = spread([(a.values[s], b.values[s]) for s in steps])
 
     def explains(pairs: list[tuple[float, float]]) -> bool:
-        return len(pairs) >= 3 and all(abs(x - y) <= 0.1 * worst for x, y in pairs)
+        """Whether little is left, at the worst step and at most: where one step differs much, almost anything is small beside it."""
+        rest, most = spread(pairs)
+        return len(pairs) >= 3 and all(math.isfinite(x - y) for x, y in pairs) and rest <= 0.1 * usual and most <= 0.1 * worst
 
     ratios = sorted(b.values[s] / a.values[s] for s in steps if a.values[s] and math.isfinite(a.values[s]))
     ratio = ratios[len(ratios) // 2] if ratios else 1.0
@@ -4431,12 +4438,13 @@ def _statement(func: Func, node: ast.stmt, bound: set[str]) -> Stmt:
     expressions = [header_expression(node)] if isinstance(node, HeaderNode) else [node]
     if isinstance(node, (ast.With, ast.AsyncWith)):
         expressions = [item.context_expr for item in node.items[:1]]
-    walrus = {n.target.id for e in expressions for n in ast.walk(e) if isinstance(n, ast.NamedExpr)}
+    unread = {n.target.id for e in expressions for n in ast.walk(e) if isinstance(n, ast.NamedExpr)} | func.shared
+    unread.add("__file__")  # the sides differ in it by nature
     reads: list[ValuePath] = []
     for expression in expressions:
         for path, certain in value_paths(expression):
             is_safe = certain or path.root in bound or not func.is_local(path.root)
-            if path not in reads and is_safe and path.root not in walrus | func.shared:
+            if path not in reads and is_safe and path.root not in unread:
                 reads.append(path)
     writes = [path for path in dict.fromkeys(_written(node)) if path.root not in func.shared]
     text = _header_text(node)
@@ -8930,17 +8938,33 @@ def readable(value: Any) -> Any:
 
 
 def _readable_text(value: list[Any]) -> str:
-    """A tensor by dtype, shape and statistics, a container by its members, an object by its class and attributes."""
-    if value[0] == "T":
-        names = ("sum", "norm", "min", "max", "weighted") if len(value[3]) == 5 else ("sum", "min", "max", "weighted")
-        numbers = " ".join(f"{name}={number:.9g}" if isinstance(number, float) else f"{name}={number}" for name, number in zip(names, value[3]))
-        special = f" nan/inf/-inf={value[6]}" if value[6] else ""
-        return f"{value[1]}{value[2]} {numbers}{special}"
-    if value[0] == "l":
-        items = value[2] or []
-        return f"[{', '.join(str(readable(item)) for item in items)}{', …' if value[1] > len(items) else ''}]"
-    if value[0] in ("m", "o"):
-        return f"{value[1] if value[0] == 'o' else ''}({', '.join(f'{name}={readable(item)}' for name, item in value[2] or [])})"
+    """Text of a printed value that is no scalar; the forms are those of `ProbeRuntime.describe`."""
+    match value:
+        case ["T", dtype, shape, numbers, *rest]:
+            names = ("sum", "norm", "min", "max", "weighted") if len(numbers) == 5 else ("sum", "min", "max", "weighted")
+            statistics = " ".join(f"{name}={number:.9g}" if isinstance(number, float) else f"{name}={number}" for name, number in zip(names, numbers))
+            return f"{dtype}{shape} {statistics}" + (f" nan/inf/-inf={rest[2]}" if len(rest) > 2 and rest[2] else "")
+        case ["s", start, length, checksum]:
+            return f"{start}…（共 {length} 个字符，校验和 {checksum:08x}）"
+        case ["A", size, total, weighted, ends, checksum]:
+            return f"[{size} 个数] sum={readable(total)} weighted={readable(weighted)} 首尾={ends} 校验和={checksum:08x}"
+        case ["l", size, items]:
+            shown = [str(readable(item)) for item in items or []]
+            return f"[{', '.join(shown)}{', …' if size > len(shown) else ''}]"
+        case ["m" | "o" as form, name, members]:
+            return f"{name if form == 'o' else ''}({', '.join(f'{key}={readable(item)}' for key, item in members or [])})"
+        case ["w", name, tensors, *plain]:
+            return f"{name}({', '.join(f'{key}={readable(item)}' for key, item in [*tensors, *(plain[0] if plain else [])])})"
+        case ["P", name, groups]:
+            return f"{name}({'; '.join(', '.join(f'{key}={readable(item)}' for key, item in group) for group in groups)})"
+        case ["M", name, training, *digest]:
+            return f"{name}(training={training}) 权重与缓冲 {digest}"
+        case ["g", checksum]:
+            return f"随机数状态 {checksum}"
+        case ["#", checksum, *_]:
+            return f"长度超出打印上限，校验和 {checksum}"
+        case ["?" | "M" | "d" | "n" | "i" | "F", text, *_]:
+            return str(text)
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -9853,6 +9877,10 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
     search = start_search(sides, config, folder, comparison, trees, finding)
     try:
         locate(search)
+    except BaseException:  # no verdict; but what the rounds before found has cost reruns
+        _, best, others = conclude(search)
+        report.candidates = [best, *others][:5] if best else others
+        raise
     finally:
         report.details.errors = search.errors
         report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds) + search.failed, list(dict.fromkeys(search.not_traced))

@@ -563,6 +563,49 @@ def test_a_rerun_that_fails_still_leaves_a_report(tiny):
     assert report["metrics"]["loss"]["steps_compared"] == 4
 
 
+LATE_TRAIN = """import model
+
+weight = 0.5
+for step in range(1, 41):
+    model.tick()
+    loss, gradient = model.forward(weight, step * 0.25)
+    weight = weight - 0.1 * gradient
+    print(f" iteration {step}/ 40 | lm loss: {loss:.6E} | grad norm: {abs(gradient):.6f} |", flush=True)
+print("training success")
+"""
+LATE_MODEL = """import os
+
+SEEN = {"batches": 0, "calls": 0}
+jit = staticmethod
+
+
+@jit
+def tick():
+    SEEN["batches"] += int(open(os.path.join(os.path.dirname(__file__), "sizes.txt")).readlines()[SEEN["calls"]])
+    SEEN["calls"] += 1
+
+
+def forward(weight, data):
+    warmed_up = SEEN["batches"] > 40
+    hidden = weight * (2.0 if warmed_up else 1.0)
+    return (hidden - data) ** 2, 2 * (hidden - data)
+"""
+FAILS_LATER = RUN.replace("set -eo", "[ -z $PRECISION_COMPARER_RERUN ] || { echo >> reruns; [ $(wc -l < reruns) -lt 2 ] || exit 5; }\nset -eo")
+
+
+def test_what_a_round_found_is_kept_when_the_next_rerun_fails(tiny):
+    for side, first in (("baseline", 1), ("test", 12)):  # wrong from the first step on, seen from the 30th on
+        put(f"{side}/code/train.py", LATE_TRAIN)(tiny)
+        put(f"{side}/code/model.py", LATE_MODEL)(tiny)
+        put(f"{side}/code/sizes.txt", f"{first}\n" + 39 * "1\n")(tiny)
+        put(f"{side}/run.sh", FAILS_LATER)(tiny)
+    ended = compare(tiny)
+    report = ended.report
+    assert ended.code == 3 and "退出码 5" in ended.error and report["reruns"] == 1 and report["location"] is None
+    assert any(place["test"]["file"] == "model.py" for place in report["candidates"]) and len(report["rounds"]) == 1
+    assert "候选" in (ended.folder / "report.html").read_text(encoding="utf-8")
+
+
 def no_large_files() -> None:
     """As on a full disk: no file may grow beyond 1 MiB, and the page is larger."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

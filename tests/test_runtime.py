@@ -3,6 +3,7 @@
 import ast
 import glob
 import json
+import math
 import os
 import re
 import shutil
@@ -722,3 +723,25 @@ def test_the_shipped_text_is_python_3_8():
     bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in sys.stdlib_module_names}
     assert used - bound <= top <= sys.stdlib_module_names
+
+
+# --- What a person reads of it ---
+
+LINEAR = torch.nn.Linear(2, 2)
+ADAM = torch.optim.AdamW(LINEAR.parameters(), lr=0.25)
+SHOWN = {
+    "a number": (0.5, 0.5), "nothing": (None, None), "a text": ("gelu", "gelu"),
+    "a long text": ("x" * 61, "x" * 40 + "…（共 61 个字符"), "a large integer": (1 << 70, "0x4"), "a complex": (1 + 2j, "(1+2j)"),
+    "many numbers": ([1.0] * 20 + [2.0], "[21 个数] sum=22"), "a list": ([1, "a", None], "[1, a, None]"), "a dictionary": ({"lr": 0.5, "on": True}, "(lr=0.5, on=True)"),
+    "a tensor": (torch.tensor([1.0, math.nan]), "nan/inf/-inf=[1, 0, 0]"), "an array": (numpy.ones(3), "float64[3] sum=3"), "a dtype": (torch.bfloat16, "torch.bfloat16"),
+    "weights": (LINEAR, "Linear(.weight=float32[2, 2]"), "an optimizer": (ADAM, "lr=0.25"), "random numbers": (torch.Generator(), "随机数状态 "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_form_of_a_value_is_text_for_people(name):
+    item, wanted = SHOWN[name]
+    value = json.loads(json.dumps(new_runtime().summary(item, 0)))
+    value = value[2] if isinstance(value, list) and value[0] == "=" else value
+    shown = pc.readable(value)
+    assert shown == wanted or (isinstance(shown, str) and wanted in shown and '["' not in shown), shown
