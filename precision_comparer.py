@@ -5631,12 +5631,14 @@ class ProbeRuntime:
         return [("@" + text, None, sorted(set(self.memory))[:64])] if self.memory else []
 
     def function_summary(self, item):
-        """A function chosen at run time; of a `functools.partial` its plain keywords too."""
+        """A function or class chosen at run time; of a `functools.partial` its plain keywords too."""
         if type(item) is functools.partial:
             plain = sorted((k, v) for k, v in item.keywords.items() if self.is_exactly(v, bool, int, float, str))
             inner = self.function_summary(item.func)
             return ["F", "%s %s" % (inner[1] if inner else "?", plain)]
-        return ["F", item.__name__] if self.is_exactly(item, types.FunctionType, types.BuiltinFunctionType) else None
+        if self.is_exactly(item, types.FunctionType, types.BuiltinFunctionType):
+            return ["F", item.__name__]
+        return ["F", self.name_of(item)] if type(item) is type else None
 
     def identity(self, item):
         """What finds an object again without keeping it alive: a weak reference to a tensor or module, else its address.
@@ -6011,13 +6013,17 @@ class ProbeRuntime:
         if issubclass(kind, str):
             text = str.__str__(item)
             return ["s", text] if len(text) <= 60 else ["s", text[:40], len(text), zlib.crc32(text.encode("utf-8", "replace"))]
+        if kind is slice:
+            return ["l", 3, [self.summary(part, max(depth, 1)) for part in (item.start, item.stop, item.step)]]
+        if kind is range or kind is bytes and len(item) <= 60:
+            return ["n", repr(item)]
         torch, numpy = self.torch(), sys.modules.get("numpy")
         if torch is not None:
             if issubclass(kind, self.base):
                 return self.tensor_summary(torch, item)
             if issubclass(kind, torch.Generator):
                 return ["g", "%08x" % zlib.crc32(self.base.numpy(torch.Generator.get_state(item)).tobytes())]
-            if issubclass(kind, (torch.dtype, torch.device)):
+            if issubclass(kind, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
                 return ["d", str(item)]
             if issubclass(kind, torch.nn.Module):
                 return self.module_summary(item, depth)

@@ -734,7 +734,8 @@ SHOWN = {
     "a long text": ("x" * 61, "x" * 40 + "…（共 61 个字符"), "a large integer": (1 << 70, "0x4"), "a complex": (1 + 2j, "(1+2j)"),
     "many numbers": ([1.0] * 20 + [2.0], "[21 个数] sum=22"), "a list": ([1, "a", None], "[1, a, None]"), "a dictionary": ({"lr": 0.5, "on": True}, "(lr=0.5, on=True)"),
     "a tensor": (torch.tensor([1.0, math.nan]), "nan/inf/-inf=[1, 0, 0]"), "an array": (numpy.ones(3), "float64[3] sum=3"), "a dtype": (torch.bfloat16, "torch.bfloat16"),
-    "weights": (LINEAR, "Linear(.weight=float32[2, 2]"), "an optimizer": (ADAM, "lr=0.25"), "random numbers": (torch.Generator(), "随机数状态 "),
+    "weights": (LINEAR, "Linear(.weight=float32[2, 2]"), "an optimizer": (ADAM, "lr=0.25"), "a slice": (slice(-65, None), "[-65, None, None]"), "a range": (range(3), "range(0, 3)"),
+    "random numbers": (torch.Generator(), "随机数状态 "),
 }  # fmt: skip
 
 
