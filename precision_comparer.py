@@ -6168,18 +6168,21 @@ class ProbeRuntime:
         return self.shared(["w", self.name_of(kind), [[name, self.summary(t, 1)] for name, t, _ in tensors], plain[:12]])
 
     def weights_digest(self, module):
-        """[number, norm, weighted norm of all weights and buffers, checksum of the settings of torch's own layers]."""
-        torch, norm, weighted, settings = self.torch(), 0.0, 0.0, 0
+        """[number, norm, weighted norm of all weights and buffers, checksums of the settings of torch's own layers in it]."""
+        torch, norm, weighted = self.torch(), 0.0, 0.0
         tensors = self.tensors_of(module, "", 2000, True)
         for index, (_, tensor, owner) in enumerate(tensors):
             one, two = self.tensor_digest(torch, tensor, owner)
             norm += one
             weighted += two * (1.0 + index * 0.7548776662466927 % 1)
+        settings = []
         for inner in self.submodules(module):
             if type.__dict__["__module__"].__get__(type(inner)).startswith("torch."):
                 plain = sorted((k, v) for k, v in self.own(inner).items() if k[0] != "_" and k != "training" and self.is_exactly(v, bool, int, float))
-                settings = zlib.crc32(repr(plain).encode(), settings)
-        return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), settings]
+                settings.append(zlib.crc32(repr(plain).encode()))
+        kinds = list(dict.fromkeys(settings))
+        rest = [zlib.crc32(repr(settings).encode())] if len(kinds) > 12 else []
+        return [len(tensors), float("%.14g" % norm), float("%.14g" % weighted), kinds[:12] + rest]
 
     def tensor_digest(self, torch, tensor, owner):
         """(norm, weighted sum) of a weight, computed once as long as its module is there and it is not written."""
@@ -7545,14 +7548,37 @@ def _round_starts(left: list[Any], right: list[Any]) -> tuple[list[int], list[in
 
 
 def _name_rounds(execs: tuple[list[Exec], list[Exec]], labels: tuple[list[Any], list[Any]]) -> None:
-    """Add the loop's value to the labels of rounds, where the sides went round differently often and no value comes twice."""
-    for label in {one for one in labels[0] if one[0] == "target" and labels[0].count(one) != labels[1].count(one)}:
-        places = [[i for i, one in enumerate(side) if one == label] for side in labels]
-        values = [[next((_frozen(value) for value in execs[k][i].outs.values()), "") for i in places[k]] for k in (0, 1)]
-        if all(len(set(found)) == len(found) for found in values) and len(set(values[0]) & set(values[1])) > 0.5 * min(map(len, values)):
+    """Add the loop's value to the labels of rounds, where the sides are out of step and no value comes twice in one run of the loop.
+
+    They are when they went round differently often, or when they took the same plain values in other rounds (one side began earlier).
+    """
+    for label in dict.fromkeys(one for one in labels[0] if one[0] == "target"):
+        rounds = [_rounds_of(label, execs[k], labels[k]) for k in (0, 1)]
+        values = [list(side.values()) for side in rounds]
+        common = set(values[0]) & set(values[1])
+        is_clear = all(len(set(found)) == len(found) for found in values) and len(common) > 0.5 * min(map(len, values))
+        if is_clear and (len(values[0]) != len(values[1]) or _is_shifted(*values, common)):
             for k in (0, 1):
-                for i, value in zip(places[k], values[k]):
+                for i, value in rounds[k].items():
                     labels[k][i] = (*label, value)
+
+
+def _rounds_of(label: Any, execs: list[Exec], labels: list[Any]) -> dict[int, tuple[int, str]]:
+    """Position of each round of a loop -> (how often its header was executed before, the loop's value)."""
+    found, runs = {}, 0
+    for i, done in enumerate(execs):
+        if labels[i] == label:
+            found[i] = runs, next((_frozen(value) for value in done.outs.values()), "")
+        elif labels[i][-1] == label[1]:
+            runs += 1
+    return found
+
+
+def _is_shifted(left: list[tuple[int, str]], right: list[tuple[int, str]], common: set[tuple[int, str]]) -> bool:
+    """Whether two sequences of rounds have the `common` numbers or texts in the same order, but nowhere at the same place."""
+    is_plain = all(len(value) < 24 for _, value in left + right)
+    in_order = [value for value in left if value in common] == [value for value in right if value in common]
+    return is_plain and in_order and all(a != b for a, b in zip(left, right))
 
 
 def _align_execs(old: list[Exec], new: list[Exec], parent: Pair | None, code: CodeMap, pairs: list[Pair]) -> None:
@@ -7561,8 +7587,7 @@ def _align_execs(old: list[Exec], new: list[Exec], parent: Pair | None, code: Co
     made: list[Pair] = []
     anchor = -1
     labels = [_exec_label(e, code, False) for e in old], [_exec_label(e, code, True) for e in new]
-    if labels[0] != labels[1]:
-        _name_rounds((old, new), labels)
+    _name_rounds((old, new), labels)
     for a, b in _matching(*labels):
         if a is not None and b is not None:
             _align_lone(lone_old, lone_new, made, parent, code, pairs)
@@ -7995,8 +8020,8 @@ def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
     yield _frozen(old), _frozen(new)
     if not (isinstance(old, list) and isinstance(new, list) and old and new and old[0] == new[0]):
         return
-    if old[0] == "M" and len(old) == len(new) == 7 and old[6] != new[6]:
-        yield f"settings {old[6]}", f"settings {new[6]}"
+    if old[0] == "M" and len(old) == len(new) == 7:
+        yield from ((f"settings {a}", f"settings {b}") for a, b in zip(old[6], new[6]) if a != b)
     if old[0] == "l":
         for x, y in zip(old[2] or [], new[2] or []):
             yield from _differences(x, y)
