@@ -8021,7 +8021,7 @@ def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
     if not (isinstance(old, list) and isinstance(new, list) and old and new and old[0] == new[0]):
         return
     if old[0] == "M" and len(old) == len(new) == 7:
-        yield from ((f"settings {a}", f"settings {b}") for a, b in zip(old[6], new[6]) if a != b)
+        yield from ((f"settings {a}", f"settings {b}") for a, b in zip([old[6]] if isinstance(old[6], int) else old[6], [new[6]] if isinstance(new[6], int) else new[6]) if a != b)
     if old[0] == "l":
         for x, y in zip(old[2] or [], new[2] or []):
             yield from _differences(x, y)
@@ -8446,8 +8446,9 @@ def evidence_rows(pair: Pair, evidence: Evidence) -> list[tuple[str, str, Any, A
     for phase, table, holder in (("in", source.ins, source), ("out", pair.outs, pair)):
         for name, found in table.items():
             twin = holder.names.get(name, name)
-            attribute = "ins" if phase == "in" else "outs"
-            old, new = getattr(holder.baseline, attribute).get(twin), getattr(holder.test, attribute).get(name)
+            old, new = holder.baseline.ins.get(twin), holder.test.ins.get(name)
+            if phase == "out":  # what is not printed again is as it was read
+                old, new = holder.baseline.outs.get(twin, old), holder.test.outs.get(name, new)
             rows.append((phase, name, old, new, not found.error))
     return rows
 
@@ -8569,10 +8570,7 @@ def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any]
 
 
 def _depth(pair: Pair) -> int:
-    depth = 0
-    while pair.parent is not None:
-        pair, depth = pair.parent, depth + 1
-    return depth
+    return sum(1 for _ in _callers(pair))
 
 
 def _is_after_backward(pair: Pair) -> bool:
@@ -8734,7 +8732,7 @@ def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMa
                 candidate.test, candidate.baseline, candidate.kind, candidate.outcome = found.test, found.baseline, Kind.CONSTANT, Outcome.ORIGIN
                 continue
         if candidate.outcome is Outcome.ORIGIN and id(candidate.stmt) in code.stmts and not code.differs(candidate.stmt):
-            hidden = _changed_inside(candidate.pair, code) or _changed_in_loop(candidate.pair, code) or _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate.stmt, trees["test"], code)
+            hidden = _changed_unseen(candidate.pair, code) or _changed_in_loop(candidate.pair, code) or _hidden_callee(candidate.stmt, trees["test"], code) or _hidden_lambda(candidate, trees["test"], code)
             if hidden is not None:
                 candidate.test, candidate.baseline = place_of(hidden), place_of(code.stmts.get(id(hidden)))
                 candidate.stmt, candidate.kind = hidden, Kind.CODE_DIFFERS
@@ -8760,15 +8758,22 @@ def _holds(literals: list[Any], wanted: Any) -> bool:
     return any(type(v) in (int, float) and type(wanted) in (int, float) and v == wanted or type(v) is type(wanted) and v == wanted for v in literals)
 
 
-def _changed_inside(pair: Pair, code: CodeMap) -> Stmt | None:
-    """A changed statement that was executed inside a call and whose effect no print could show."""
+def _changed_inside(pair: Pair, code: CodeMap) -> Iterator[Pair]:
+    """The changed statements that were executed inside a call."""
     for child in pair.children:
-        inner = _changed_inside(child, code)
-        if inner is not None:
-            return inner
+        yield from _changed_inside(child, code)
         if child.test and child.baseline and child.stmt is not None and child.either.kind == "stmt" and code.differs(child.stmt):
-            return child.stmt
-    return None
+            yield child
+
+
+def _changed_unseen(pair: Pair, code: CodeMap) -> Stmt | None:
+    """A changed statement that made a difference on a way that no print shows.
+
+    It was executed inside the call; or library code called a function with another argument, and before that one that did something else.
+    """
+    if pair.either.kind == "entry" and pair.parent is not None:
+        return next((p.stmt for p in _changed_inside(pair.parent, code) if p.place < pair.place and any(d.error for d in p.outs.values())), None)
+    return next((p.stmt for p in _changed_inside(pair, code)), None)
 
 
 def _changed_in_loop(pair: Pair, code: CodeMap) -> Stmt | None:
@@ -8786,14 +8791,23 @@ def _changed_in_loop(pair: Pair, code: CodeMap) -> Stmt | None:
     return None
 
 
-def _hidden_lambda(stmt: Stmt, tree: CodeTree, code: CodeMap) -> Stmt | None:
-    """A changed statement that makes a lambda under the name called here, else the only changed one with a lambda at all."""
+def _hidden_lambda(candidate: Candidate, tree: CodeTree, code: CodeMap) -> Stmt | None:
+    """A changed statement that makes a lambda: one that is being executed, else under the name called here, else the only one at all."""
+    stmt = candidate.stmt
     called = {n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "") for n in ast.walk(_without_body(stmt.node)) if isinstance(n, ast.Call)}
     made = [s for funcs in tree.funcs.values() for f in funcs for s in f.statements
             if id(s) in code.stmts and code.differs(s) and any(isinstance(n, ast.Lambda) for n in ast.walk(_without_body(s.node)))]
+    under_way = [p.stmt for p in _callers(candidate.pair) if any(p.stmt is s for s in made)]
     named = [s for s in made if {p.root for p in s.writes} & called or any(k.arg in called for n in ast.walk(s.node) if isinstance(n, ast.Call) for k in n.keywords)]
     local = [s for s in made if called and any(stmt.func.is_local(name) for name in called)]
-    return next(iter(named or (local if len(local) == 1 else [])), None)
+    return next(iter(under_way or named or (local if len(local) == 1 else [])), None)
+
+
+def _callers(pair: Pair) -> Iterator[Pair]:
+    """The executions around one, from the inside out."""
+    while pair.parent is not None:
+        pair = pair.parent
+        yield pair
 
 
 def _hidden_callee(stmt: Stmt, tree: CodeTree, code: CodeMap) -> Stmt | None:
