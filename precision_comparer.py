@@ -7675,6 +7675,10 @@ def _written_names(done: Exec) -> list[str]:
     return [str(path) for path in stmt.writes] if stmt else []
 
 
+def _form(value: Any) -> str:
+    return value[0] if isinstance(value, list) and value else "number"
+
+
 def _name_map(new: Exec, old: Exec, code: CodeMap) -> dict[str, str]:
     """Test name -> baseline name of the values of two paired executions."""
     if new.kind == "state":
@@ -7683,7 +7687,8 @@ def _name_map(new: Exec, old: Exec, code: CodeMap) -> dict[str, str]:
         return {} if same_names or len(ours) != len(theirs) else dict(zip(ours, theirs))
     if new.kind == "entry":
         theirs, ours = old.site.func.params, new.site.func.params
-        return {n: (n if n in theirs else o) for n, o in zip(ours, theirs)} if len(ours) == len(theirs) else {}
+        named = {n: (n if n in theirs else o) for n, o in zip(ours, theirs)} if len(ours) == len(theirs) else {}
+        return {n: o for n, o in named.items() if n == o or _form(new.outs.get(n)) == _form(old.outs.get(o))}
     if new.kind == "state" or not new.site:
         return {}
     a, b = new.site.stmt, old.site.stmt
@@ -7763,6 +7768,8 @@ class Candidate:
 ROUNDING_UNITS = 8  # an output error below this many rounding units is what another order of summation may cost
 NOISE_TENSORS = 30  # fewer tensors say nothing of the noise of a run
 NOISE_FACTOR = 10.0  # and below this many times what the runs differ by anyway, what another kernel may cost
+UNRESOLVED = 1e12  # later than any place
+REWRITTEN = 300  # executions of a function of which only the first are compared by value
 JUMP = 30.0  # an output error this many times the largest input error is made here, not handed on
 
 
@@ -7779,13 +7786,17 @@ class Evidence:
         self.pairs, self.code, self.threshold = pairs, code, threshold
         self.makers: dict[Any, list[int]] = {}
         self.lone_makers: dict[tuple[str, str], list[int]] = {}  # (side, value) of what only one side executed
-        self.handed_on: dict[tuple[str, str], int] = {}  # (side, value) of a difference: the first pair that put it out
+        self.handed_on: dict[tuple[str, str], int] = {}  # (side, value) of a difference that is no noise: the first pair that put it out
         self.agreements: dict[str, list[int]] = {}  # the pairs in which a name, or the last part of a path, has the same value on both sides
         self.touches: dict[Memory, list[int]] = {}  # the pairs that have tensors in a piece of memory
         self.index = {id(pair): i for i, pair in enumerate(pairs)}
         for i, pair in enumerate(pairs):
             self._note_values(i, pair)
         self._measure_noise()
+        for i, pair in enumerate(pairs):
+            for key in {key for name, d in pair.outs.items() if d.error and self.matters(d, pair.place) for key in self.value_keys(pair, name, "outs")}:
+                self.handed_on.setdefault(("baseline", key[0]), i)
+                self.handed_on.setdefault(("test", key[1]), i)
         self.alive = self._alive_values()
 
     def keys(self, pair: Pair, side: str) -> set[Any]:
@@ -7827,7 +7838,8 @@ class Evidence:
     def writes(self, pair: Pair, wanted: set[Memory] | None = None) -> bool:
         """Whether an execution changed tensors in place, in one of these pieces of memory or in any."""
         done = pair.either
-        for name in changed_in_place(done):
+        stored = {name for name in done.outs if done.memory.get(("outs", name)) and done.memory.get(("outs", name)) == done.memory.get(("ins", name))}  # x[i] = v
+        for name in changed_in_place(done) | stored:
             before = set(_parts(done.ins.get(name)))
             if (wanted is None or self.memory_of(pair, name, "outs") & wanted) and any(part not in before for part in _parts(done.outs[name]) if part[:4] == '["T"'):
                 return True
@@ -7844,8 +7856,6 @@ class Evidence:
                 self.agreements.setdefault(attribute, []).append(i)
             for key in self.keys(pair, "outs"):
                 self.makers.setdefault(key, []).append(i)
-                self.handed_on.setdefault(("baseline", key[0]), i)
-                self.handed_on.setdefault(("test", key[1]), i)
             return
         side = "test" if pair.test else "baseline"
         for value in pair.either.outs.values():
@@ -7917,6 +7927,8 @@ class Evidence:
                 alive |= outs
             if is_sink or outs & alive:
                 alive |= self._marks(self.keys(pair, "ins"))
+                for name in (name for name, d in pair.outs.items() if d.error and not pair.children):
+                    memory |= self.memory_of(pair, name, "outs")
                 for name in (name for name, d in pair.ins.items() if d.error and not self.has_maker(pair, name, self.index[id(pair)])):
                     memory |= self.memory_of(pair, name, "ins")
                     alive |= self._last_keys(pair, re.split(r"[.\[]", name)[0], "target")
@@ -8043,9 +8055,22 @@ def judge(pairs: list[Pair], gradients: dict[str, Gradients], code: CodeMap, thr
     evidence.revive([c.pair for c in receivers])
     found = [candidate for pair in pairs if (candidate := _judge_pair(pair, evidence)) is not None]
     found += [c for c in by_gradient if c not in receivers]
+    found += _unresolved_calls(pairs, found, evidence)
     _prefer_aliases(found, pairs, evidence)
     _prefer_exchange(found, evidence)
     return _best_first(found)
+
+
+def _unresolved_calls(pairs: list[Pair], found: list[Candidate], evidence: Evidence) -> Iterator[Candidate]:
+    """Calls that make a difference of equal inputs although nothing inside stands out; they come after all that does."""
+    around = {id(outer) for candidate in found for outer in (candidate.pair, *_callers(candidate.pair))}
+    for pair in pairs:
+        if id(pair) in around or not (pair.test and pair.baseline) or pair.either.kind != "stmt" or not pair.children or not _explained_inside(pair):
+            continue
+        if any(d.error and not d.is_weak for d in pair.outs.values()) and _is_made_here(pair, pair, evidence) and not _is_transport(pair, evidence):
+            candidate = make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
+            candidate.rank = (*candidate.rank[:2], UNRESOLVED + candidate.rank[2])
+            yield candidate
 
 
 def _changes_in_place(candidate: Candidate) -> bool:
@@ -8145,12 +8170,31 @@ def _judge_origin(pair: Pair, source: Pair, evidence: Evidence) -> Candidate:
     ways = [next((c for c in pair.children if isinstance(c.stmt and c.stmt.node, ast.Return) and not getattr(c, side)), None) for side in ("baseline", "test")]
     if all(ways):
         return make_candidate(Outcome.ORIGIN, pair, evidence, "两侧在这里从不同的语句返回", kind=Kind.CODE_DIFFERS, lone=tuple(ways))
+    if source is not pair and pair.either.kind == "entry":  # the argument was made on the way here
+        memory = {piece for name in source.ins for piece in evidence.memory_of(source, name, "ins")}
+        if lone := [p for p in _lone_inside(source) if p.place < pair.place and evidence.writes(p, memory)]:
+            return _lone_candidate(pair, lone[0], next(n for n, d in pair.outs.items() if d.error), evidence)
+    if _is_input_unlike(pair, evidence) and (rewritten := _judge_rewritten(pair, evidence)) is not None:
+        return rewritten
+    if (changed := _written_unseen(pair, evidence)) is not None:
+        return changed
     if pair.parent is not None and _is_argument_unseen(pair) and evidence.code.differs(pair.parent.stmt):
         return make_candidate(Outcome.ORIGIN, pair.parent, evidence, "传入的参数不能打印, 而调用它的语句两侧不同", place=pair.place, alive=evidence.is_alive(pair))
     for name in (n for n in changed_in_place(pair.either) if pair.children and n in pair.outs and pair.outs[n].error):
         if inside := [p for p in _lone_inside(pair) if evidence.writes(p, evidence.memory_of(pair, name, "outs"))]:
             return _lone_candidate(pair, inside[0], name, evidence)
     return make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
+
+
+def _written_unseen(pair: Pair, evidence: Evidence) -> Candidate | None:
+    """A statement that only hands out tensors which were there: what one side alone wrote into their memory since they agreed."""
+    if pair.either.kind != "stmt" or pair.children or changed_in_place(pair.either):
+        return None
+    for name in (n for n, d in pair.outs.items() if d.error and not d.is_weak):
+        index = evidence.index[id(pair)]
+        if written := [p for piece in evidence.memory_of(pair, name, "outs") for p in _lone_writes(piece, index, evidence)]:
+            return _lone_candidate(pair, min(written, key=lambda p: evidence.index[id(p)]), name, evidence)
+    return None
 
 
 def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
@@ -8307,7 +8351,7 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
         if lone is not None and not all(lone):
             return _lone_candidate(pair, lone[0] or lone[1], name, evidence)
         if lone is not None:
-            return make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧执行了产生 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=lone)
+            return _judge_rewritten(pair, evidence) or make_candidate(Outcome.ORIGIN, pair, evidence, f"只有一侧执行了产生 {name} 的语句", kind=Kind.CODE_DIFFERS, lone=lone)
     lone = _lone_since_agreement(pair, source, unseen[0], evidence)
     if lone is not None or is_weak:
         return lone
@@ -8315,6 +8359,43 @@ def _judge_receiver(pair: Pair, source: Pair, evidence: Evidence) -> Candidate |
     if maker is not None:
         return make_candidate(Outcome.ORIGIN, maker, evidence, f"{unseen[0]} 在这里得到的值两侧不同", alive=evidence.is_alive(pair))
     return make_candidate(Outcome.GAP, pair, evidence, f"输入 {unseen[0]} 到达这里时已经不同, 而产生它的代码没有打印")
+
+
+def _judge_rewritten(pair: Pair, evidence: Evidence) -> Candidate | None:
+    """In a function that each side wrote in its own way: the statement that first makes a value which the other side never has.
+
+    What it reads, the other side has somewhere: values tell which statements mean the same where no text does.
+    """
+    executed = pair.parent.children[:REWRITTEN] if pair.parent is not None else []
+    first = []
+    for ours, theirs in (("test", "baseline"), ("baseline", "test")):
+        there = _tensors([value for p in executed if (done := getattr(p, theirs)) for values in (done.ins, done.outs) for value in values.values()])
+        alone = [p for p in executed if getattr(p, ours) and not getattr(p, theirs) and p.stmt is not None]
+        first.append(next((p for p in alone if _has_twins(p.either.ins, there, evidence, p.place) and not _has_twins(p.either.outs, there, evidence, p.place)), None))
+    if not all(first):
+        return None
+    candidate = make_candidate(Outcome.ORIGIN, pair, evidence, "两侧的写法不同, 按数值比较: 输入在另一侧都有, 输出在另一侧没有", kind=Kind.CODE_DIFFERS, lone=tuple(first))
+    ours, theirs = first[0].test, first[1].baseline
+    candidate.evidence = [("in", name, value, value, True) for name, value in ours.ins.items()]
+    candidate.evidence += [("out", name, None, value, False) for name, value in ours.outs.items() if name[0] != "&"]
+    candidate.evidence += [("out", name, value, None, False) for name, value in theirs.outs.items() if name[0] != "&"]
+    return candidate
+
+
+def _tensors(values: Iterable[Any]) -> list[Any]:
+    """All different tensors in some printed values."""
+    return [json.loads(text) for text in dict.fromkeys(part for value in values for part in _parts(value)) if text[:4] == '["T"']
+
+
+def _has_twins(values: dict[str, Any], there: list[Any], evidence: Evidence, place: float) -> bool:
+    """Whether every tensor in some values has its equal, but for noise, among the tensors of the other side."""
+    return all(any(one[2] == other[2] and not evidence.matters(delta(one, other), place) for other in there) for one in _tensors(values.values()))
+
+
+def _is_input_unlike(pair: Pair, evidence: Evidence) -> bool:
+    """Whether the statements read tensors under names that do not correspond, and of other values."""
+    new = {name: value for name, value in pair.test.ins.items() if name not in pair.ins}
+    return bool(new) and not _has_twins(new, _tensors(pair.baseline.ins.values()), evidence, pair.place)
 
 
 def _silent_maker(pair: Pair, name: str, evidence: Evidence) -> Pair | None:

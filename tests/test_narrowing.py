@@ -140,10 +140,16 @@ import torch
 from torch import nn
 
 
+class Wide(nn.Sequential):
+    def __init__(self, width, size):
+        layers = [nn.Linear(width, size), nn.LayerNorm(size)]
+        super().__init__(*layers)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.side, self.last = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 3)
+        self.first, self.side, self.last = Wide(6, 16), nn.Linear(6, 16), nn.Linear(16, 3)
         self.cap, self.limit = 0.5, 2.0
 
     def squash(self, hidden):
@@ -185,13 +191,25 @@ class Buffer:
 
 def clip(params, limit):
     params = list(params)
-    norm = torch.stack([p.main_grad.square().sum() for p in params]).sum().sqrt()
+    grads = [p.main_grad for p in params]
+    norm = torch.stack([part.sum() for part in map(torch.square, grads)]).sum().sqrt()
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     for p in params:
         p.main_grad.mul_(scale)
     return norm
 '''
 TORCH_FILES = {"train.py": TORCH_TRAINING, "parts.py": PARTS}
+MIX = """    def mix(self, hidden, gate):
+        mixed = hidden * torch.sigmoid(gate)
+        return self.last(mixed)
+"""
+FUSED = """def fused(last, states, doors):
+    weights = torch.reciprocal(1.0 + torch.exp(-doors))
+    kept = states.mul(weights).mul(1.02)
+    return last(kept)
+
+
+"""
 TORCH_BUGS = {
     "buffer behind many views": ({"parts.py": [("        self.flat.div_(4.0)\n", "")]}, "parts.py", "self.flat.mul_(2.0)"),
     "guard around zeroing": ({"train.py": [("    buffer.zero()\n", "    if step == 1:\n        buffer.zero()\n")]}, "train.py", ("if step == 1", "buffer.zero()")),
@@ -204,6 +222,9 @@ TORCH_BUGS = {
     "detached input": ({"parts.py": [("return self.mix(hidden, gate)", "return self.mix(hidden, gate.detach())"), ("p.main_grad.add_(p.grad)", "p.main_grad.add_(p.grad if p.grad is not None else 0.0)")]},
                        "parts.py", ("return self.mix(hidden, gate.detach())", "p.main_grad.add_")),
     "value bound in a header": ({"parts.py": [("(cap := self.cap)", "(cap := self.limit)")]}, "parts.py", "if (cap := self.limit)"),
+    "setting of a layer": ({"parts.py": [("nn.LayerNorm(size)", "nn.LayerNorm(size, eps=0.1)")]}, "parts.py", "layers = ["),
+    "another function of the same meaning": ({"parts.py": [(MIX, ""), ("self.mix(hidden, gate)", "fused(self.last, hidden, gate)"), ("class Buffer", FUSED + "class Buffer")]}, "parts.py", ("weights =", "kept =")),
+    "lambda called elsewhere": ({"parts.py": [("map(torch.square, grads)", "map(lambda grad: 1.01 * grad.square(), grads)")]}, "parts.py", "norm ="),
     "another way out": ({"parts.py": [("    def mix(self, hidden, gate):\n", "    def mix(self, hidden, gate):\n        if hidden.shape[0] > 4:\n            return self.last(hidden + 0.0 * gate)\n")]},
                         "parts.py", ("return self.last(hidden + 0.0", "if hidden.shape[0] > 4")),
 }
@@ -237,6 +258,67 @@ def test_a_number_that_only_the_log_shows(tmp_path):
     files = {"train.py": "for step in range(1, 4):\n    loss = 2.5 - step * 0.1\n    print(f'iteration {step} | lm loss: {loss:.4f} | grad norm: 1.0')\nfor step in range(400):\n    rest = step\nprint('training success')\n"}
     done, report = locate(tmp_path, {"train.py": [("step * 0.1", "step * 0.2")]}, files)
     assert done.returncode == 1 and report["location"]["test"]["code"] == "loss = 2.5 - step * 0.2", done.stdout
+
+
+LEFT_OVER = '''
+import random
+
+
+def batches(size):
+    for epoch in range(9):
+        waiting = []
+        for number in random.Random(epoch).sample(range(5), 5):
+            waiting.append(number)
+            if len(waiting) == size:
+                yield waiting
+                waiting = []
+
+
+weight = 0.5
+for step, batch in zip(range(1, 7), batches(2)):
+    loss = (weight * batch[0] - batch[1]) ** 2
+    weight -= 0.01 * loss
+    print(f"iteration {step} | lm loss: {loss:.12f} | grad norm: 1.0")
+print("training success")
+'''
+
+
+def test_a_loop_in_which_the_sides_are_out_of_step(tmp_path):
+    changes = [("    for epoch in range(9):\n        waiting = []\n", "    waiting = []\n    for epoch in range(9):\n")]
+    done, report = locate(tmp_path, {"train.py": changes}, {"train.py": LEFT_OVER})
+    assert done.returncode == 1 and report["location"]["test"]["code"] in ("waiting = []", "for epoch in range(9)"), report["location"]
+
+
+KEPT = '''
+import torch
+
+torch.manual_seed(0)
+weight, data = torch.ones(3, requires_grad=True), torch.randn(4, 3)
+
+
+def batches(data):
+    for rows in ([0, 1], [2, 3], [1, 2], [0, 3]):
+        batch = data[rows]
+        yield batch
+
+
+def update(batch):
+    loss = (batch @ weight - 1.0).square().mean()
+    (gradient,) = torch.autograd.grad(loss, [weight])
+    with torch.no_grad():
+        weight.sub_(gradient, alpha=0.1)
+    return loss.item(), gradient.norm().item()
+
+
+for step, (loss, norm) in enumerate([update(batch) for batch in batches(data)], 1):
+    print(f"iteration {step} | lm loss: {loss:.10f} | grad norm: {norm:.10f}", flush=True)
+print("training success")
+'''
+
+
+def test_what_one_side_alone_stored_between_two_batches(tmp_path):
+    done, report = locate(tmp_path, {"train.py": [("yield batch\n", "yield batch\n        data[rows] = 0.9 * batch\n")]}, {"train.py": KEPT})
+    assert done.returncode == 1 and report["location"]["test"]["code"].startswith("data[rows] ="), report["location"]
 
 
 HARMLESS = {
