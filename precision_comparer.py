@@ -4974,16 +4974,17 @@ class DeepSeek:
 
 
 def answer_text(data: str) -> str:
-    """The model's text in the body of an answer; raises `ModelError`."""
+    """The model's text in the body of an answer, be it whole or the events of a stream that nobody asked for; raises `ModelError`."""
     try:
-        choice = json.loads(data)["choices"][0]
-        text = choice["message"]["content"]
-        is_cut = choice.get("finish_reason") == "length"
+        events = [line[5:].strip() for line in data.splitlines() if line.startswith("data:")]
+        choices = [choice for text in events or [data] if text != "[DONE]" for choice in json.loads(text)["choices"][:1]]
+        parts = [choice["delta" if events else "message"].get("content") for choice in choices]
+        is_cut = choices[-1].get("finish_reason") == "length"
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise ModelError("收到的不是 OpenAI 格式的回答，请检查 deepseek.base_url", tries=2) from None
     if is_cut:
         raise ModelError("回答不完整，被截断", tries=2)
-    return text if isinstance(text, str) else ""
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 # --- Questions ---

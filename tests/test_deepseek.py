@@ -379,6 +379,22 @@ def test_no_netrc_replaces_the_key(model, tmp_path, monkeypatch):
     assert ask_once(model, [Reply(completion(answer()))])[2][0]["headers"]["Authorization"] == f"Bearer {KEY}"
 
 
+def events(*parts, finish="stop"):
+    """An answer as a stream of server-sent events."""
+    ends = [None] * (len(parts) - 1) + [finish]
+    chunks = [{"choices": [{"index": 0, "delta": {"content": part}, "finish_reason": end}]} for part, end in zip(parts, ends)]
+    chunks = [{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}, *chunks, {"choices": [], "usage": {}}]
+    return ": alive\n\n" + "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def test_a_stream_that_nobody_asked_for_is_read(model):
+    text = answer("x")
+    found, _, seen = ask_once(model, [Reply(events(text[:9], text[9:]).encode(), headers={"Content-Type": "text/event-stream"})])
+    assert found["inputs"] == ["x"] and len(seen) == 1
+    found, _, seen = ask_once(lambda url, seconds: model(url + "/v1", seconds), [Reply(events(text[:9], finish="length").encode())])
+    assert found is None and len(seen) == 2 and "被截断" in pc.terminal.warnings[0]
+
+
 @pytest.mark.parametrize("text", [answer("x"), "```json\n" + answer("x") + "\n```", "<think>{not json}</think>\n" + answer("x"), "好的：\n" + answer("x") + "\n以上", '{"a": 1} ' + answer("x")])
 def test_an_answer_is_found_in_what_stands_around_it(text):
     assert pc.parse_answer(text)["inputs"] == ["x"]

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from llm_server import Reply, completion, serving
 
 import precision_comparer as pc
 
@@ -322,6 +324,29 @@ def test_without_any_dump_the_verdict_is_the_same(full, ready):
     check_located(ended.report, ready)
     assert ended.report["msprobe"] is None and "没有可用的 msprobe dump" in "".join(ended.report["warnings"])
     assert trees(sides_of(ready)) == full.before
+
+
+LIES = {"inputs": ["position_ids", "exit()"], "outputs": ["cos", "sin"], "in_place": ["self.inv_freq"], "hypothesis": "两侧一致", "explanation": "没有问题", "opinion": "两侧一致"}
+SERVERS = {"lying": Reply(completion(json.dumps(LIES))), "slow": Reply(completion(json.dumps(LIES)), blank_lines=10000, pause=0.05), "down": None}
+
+
+def test_with_the_model_down_slow_or_lying_the_verdict_is_the_same(full, ready, tmp_path):
+    def ask(name: str) -> Ended:
+        folder = tmp_path / name / "project"
+        shutil.copytree(ready, folder)
+        with serving(lambda body, number: SERVERS[name]) as server:
+            url = server.url if SERVERS[name] else "http://127.0.0.1:9"
+            change_config(folder, deepseek={"base_url": url, "timeout_seconds": 3})
+            ended = compare(folder, "--reuse-runs", DEEPSEEK_API_KEY="sk-0123456789", NO_PROXY="127.0.0.1")
+            return replace(ended, out=ended.out + f"\nasked {len(server.requests)} times")
+
+    with ThreadPoolExecutor(len(SERVERS)) as pool:
+        runs = dict(zip(SERVERS, pool.map(ask, SERVERS)))
+    for name, ended in runs.items():
+        assert ended.code == 1 and ended.report["reruns"] == full.ended.report["reruns"] == 1, ended.out
+        check_located(ended.report, full.folder)
+        assert ended.report["opinion"] == ("两侧一致" if name == "lying" else None)
+        assert ("DeepSeek 没有给出可用的回答" in ended.out) == (name != "lying") and ("asked 0 times" in ended.out) == (name == "down"), ended.out
 
 
 def test_reuse_and_compare_only_starts_nothing(full, ready):
