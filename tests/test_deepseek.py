@@ -43,6 +43,7 @@ class Trainer:
         for step in range(steps):
             batch = [generator.uniform(-1.0, 1.0) for _ in range(8)]
             fastlib.shift_(batch, 0.5)
+            fastlib.scale(batch, 2.0, out=batch)
             mean = self.forward(batch)
             loss = mean * mean
             self.weight -= 0.1 * mean
@@ -83,6 +84,10 @@ def shift_(values, amount):
     values[:] = [value + amount for value in values]
 
 
+def scale(values, factor, out):
+    out[:] = [factor * value for value in values]
+
+
 TABLES = {"inner": {"deep": {"deeper": {"slope": 0.5, "clock": time.time()}}}}
 
 
@@ -96,6 +101,7 @@ def act(value):
 HELPER = [("configure(0.5)", "configure(0.6)")]
 CACHE = [("set_slope(0.25)", "set_slope(0.2)")]
 IN_PLACE = [("shift_(batch, 0.5)", "shift_(batch, 0.4)")]
+OUT = [("fastlib.scale(batch, 2.0", "fastlib.scale(batch, 2.2")]
 KERNEL = [('sys.path.insert(0, "../../library")', 'sys.path.insert(0, "../../library/test")')]  # the same code with another build of the library
 SLOPE = "fastlib.TABLES['inner']['deep']['deeper']['slope']"
 CLOCK = "fastlib.TABLES['inner']['deep']['deeper']['clock']"

@@ -1,0 +1,54 @@
+"""What DeepSeek's answers are worth: small trainings whose bug hides in a library outside the code tree, with a scripted server.
+
+    python tests/benchmarks/bench_deepseek.py
+
+Every case runs without a model, then with a server that gives a good, a useless, a wrong and a hostile answer. Exit code 0 when a good
+answer never loses a hit, and none of the others makes a verdict worse or costs more than one rerun.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+
+from llm_server import Reply, completion, serving  # noqa: E402
+from test_deepseek import CACHE, CLOCK, HELPER, HOSTILE, IN_PLACE, KERNEL, OUT, SLOPE, answer, locate, place  # noqa: E402
+
+CASES = {  # what changed, the statement to name, the names a good answer gives
+    "state of a helper object": (HELPER, "self.engine.configure(0.6)", {"inputs": ["self.engine.box.core.scale"]}),
+    "table of a library": (CACHE, "fastlib.set_slope(0.2)", {"in_place": [SLOPE]}),
+    "argument changed in place": (IN_PLACE, "fastlib.shift_(batch, 0.4)", {"in_place": ["batch"]}),
+    "argument out=": (OUT, "fastlib.scale(batch, 2.2, out=batch)", {"outputs": ["batch"]}),
+    "another build of a library": (KERNEL, "hidden = [fastlib.act(value) for value in hidden]", {"inputs": ["hidden"]}),
+}
+USELESS = answer("self", "batch")
+WRONG = answer(CLOCK, "self.engine.box.core.clock", opinion="是 baseline 错了")
+
+
+def run(changes, reply):
+    """(statement named or None, reruns, requests) of one case; without a model where `reply` is `None`."""
+    with tempfile.TemporaryDirectory() as folder, serving(lambda body, number: Reply(completion(reply))) as server:
+        options = ["--no-llm"] if reply is None else []
+        _, report = locate(Path(folder), changes, server.url, *options)
+        return place(report), report["reruns"], len(server.requests)
+
+
+def main():
+    """Print one row for each case and answer; the exit code."""
+    print("| case | answer | statement | reruns | requests |\n|---|---|---|---|---|")
+    is_good = True
+    for name, (changes, right, names) in CASES.items():
+        alone = run(changes, None)
+        answers = {"good": answer(**names), "useless": USELESS, "wrong": WRONG, "hostile": HOSTILE["a call"]}
+        rows = {"none": alone, **{kind: run(changes, reply) for kind, reply in answers.items()}}
+        for kind, (found, reruns, requests) in rows.items():
+            print(f"| {name} | {kind} | {'yes' if found == right else 'NO: ' + json.dumps(found)} | {reruns} | {requests} |", flush=True)
+            is_good &= reruns <= alone[1] + 1 and (found == right or (alone[0] != right and kind != "good"))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
