@@ -967,13 +967,20 @@ def host_errors(action: str, path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Put off Ctrl-C, SIGTERM and SIGHUP to the end of the block, so that cleaning up is never left half done."""
+    """Put off Ctrl-C, SIGTERM and SIGHUP to the end of the block, so that cleaning up is never left half done.
+
+    A machine out of reach is not waited for much longer once one came.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: came.append(number))
-              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
+        SshHost.patience = HURRY_SECONDS
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -552,9 +552,12 @@ def test_connections_that_cannot_be_made(tmp_path, first, monkeypatch):
     monkeypatch.setattr(pc, "CONNECT_SECONDS", 1)
     assert "拒绝连接。请检查 ssh.port" in refusal(**first.ssh(port=free_port()))
     assert "找不到主机 no-such-host.invalid。请检查 ssh.host" in refusal(**first.ssh(host="no-such-host.invalid"))
-    with monkeypatch.context() as patch:  # no address of this machine swallows packets
-        patch.setattr(socket, "create_connection", lambda *_: (_ for _ in ()).throw(TimeoutError("timed out")))
-        assert "1 秒内没有回应。请检查网络、防火墙和 ssh.host" in refusal(**first.ssh())
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:  # a full queue swallows packets, as a firewall does
+        for _ in range(4):
+            knock = waiting.enter_context(socket.socket())
+            knock.setblocking(False)
+            knock.connect_ex(full.getsockname())
+        assert "1 秒内没有回应。请检查网络、防火墙和 ssh.host" in refusal(**first.ssh(port=full.getsockname()[1]))
     assert "找不到私钥文件 /no/such/key" in refusal(**first.ssh(key_filename="/no/such/key"))
     assert "没有可用的登录方式。请填写 ssh.password" in refusal(**first.ssh(key_filename=None))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -779,6 +782,20 @@ def test_an_interrupt_while_the_machine_is_out_of_reach_is_told(tmp_path):
         assert done.code == 0 and "已还原上次遗留的插入: 2 个文件" in done.out, done.out
 
 
+def test_an_interrupt_shortens_the_wait_for_a_machine_while_the_code_is_restored(tmp_path, monkeypatch):
+    monkeypatch.setattr(pc, "HURRY_SECONDS", 1)
+    monkeypatch.setattr(pc.SshHost, "patience", 60)
+    with serving(tmp_path / "ssh") as server:
+        host = server.host()
+        server.kill()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), pc.hold_signals():
+            with pytest.raises(pc.HostError, match="没能恢复"):
+                host.stat("/")
+        assert time.monotonic() - began < 30
+
+
 # ---- logs ----
 
 RUN_TESTS = """truncated_log removed_and_made_again log_rewritten_as_a_whole_and_renamed_into_place log_path_that_is_a_link_to_the_newest_log
@@ -847,11 +864,11 @@ def test_example_with_the_test_side_on_another_machine(example):
 
 @pytest.mark.parametrize("is_one_machine", [True, False])
 def test_example_with_both_sides_on_other_machines(example, first, second, is_one_machine):
-    """From the logs and dumps of the main job on: msprobe runs on the one machine, or here with the dumps of both; prints and rerun there."""
+    """msprobe runs on the one machine, or here with the dumps of both; trainings, prints and rerun there."""
     folder, whole = example
     layout(folder, first.ssh(), first.ssh() if is_one_machine else second.ssh())
     before = test_pipeline.trees(test_pipeline.sides_of(folder))
-    done = test_pipeline.compare(folder, "--reuse-runs")
+    done = test_pipeline.compare(folder)
     assert test_pipeline.trees(test_pipeline.sides_of(folder)) == before
     assert done.code == 1 and "msprobe 26" in done.out and not done.report["warnings"] and done.report["reruns"] == 1, done.out
     place = done.report["location"]["test"]
