@@ -8041,7 +8041,7 @@ def _differences(old: Any, new: Any) -> Iterator[tuple[str, str]]:
     if not (isinstance(old, list) and isinstance(new, list) and old and new and old[0] == new[0]):
         return
     if old[0] == "M" and len(old) == len(new) == 7:
-        yield from ((f"settings {a}", f"settings {b}") for a, b in zip([old[6]] if isinstance(old[6], int) else old[6], [new[6]] if isinstance(new[6], int) else new[6]) if a != b)
+        yield from ((f"settings {a}", f"settings {b}") for a, b in zip(old[6], new[6]) if a != b)
     if old[0] == "l":
         for x, y in zip(old[2] or [], new[2] or []):
             yield from _differences(x, y)
