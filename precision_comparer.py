@@ -7434,6 +7434,11 @@ class Pair:
     children: list["Pair"] = field(default_factory=list)
 
     @property
+    def is_both(self) -> bool:
+        """Whether both sides executed it."""
+        return self.test is not None and self.baseline is not None
+
+    @property
     def either(self) -> Exec:
         """The test side's execution, else the baseline's."""
         return self.test or self.baseline
@@ -7837,7 +7842,7 @@ class Evidence:
         (ours,), (theirs,) = sides.values()
         is_other = False
         for other in (self.pairs[i] for i in self.touches[theirs] if i < self.index[id(pair)]):
-            rows = list(other.test.memory.values()) if other.test and other.baseline else []
+            rows = list(other.test.memory.values()) if other.is_both else []
             if any(ours[2] in row for row in rows) and other.test.pid == ours[1]:
                 return other if is_other else None
             is_other = is_other or any(len(row) < 64 for row in rows)  # a longer row is cut off
@@ -7857,7 +7862,7 @@ class Evidence:
         for done, side in ((pair.test, "test"), (pair.baseline, "baseline")):
             for number in {n for numbers in done.memory.values() for n in numbers} if done else ():
                 self.touches.setdefault((side, done.pid, number), []).append(i)
-        if pair.test and pair.baseline:
+        if pair.is_both:
             values = [*pair.ins.items(), *pair.outs.items()]
             differing = {last_part(name) for name, d in values if d.error}
             for attribute in {last_part(name) for name, _ in values} - differing:
@@ -7915,7 +7920,7 @@ class Evidence:
     def _alive_values(self, alive: set[Any] = frozenset()) -> set[Any]:
         """Differences that reach the loss that is propagated back, a gradient, or the training's state."""
         alive, memory = set(alive), set()
-        paired = [p for p in self.pairs if p.test and p.baseline]
+        paired = [p for p in self.pairs if p.is_both]
         sinks = {id(p) for p in paired if p.either.kind == "state" or (p.stmt and ("backward" in p.stmt.roles or _returns_gradient(p.stmt)))}
         if not sinks:  # no autograd: what comes last, and what is written out (no print looks into an f-string)
             sinks = {id(p) for p in paired[int(len(paired) * 0.97) :]}
@@ -7940,8 +7945,8 @@ class Evidence:
                 for name in (name for name, d in pair.ins.items() if d.error and not self.has_maker(pair, name, self.index[id(pair)])):
                     memory |= self.memory_of(pair, name, "ins")
                     alive |= self._last_keys(pair, re.split(r"[.\[]", name)[0], "target")
-                handed = [c for c in pair.children if c.test and c.baseline and c.stmt and isinstance(c.stmt.node, ast.Return)]
-                if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
+                handed = [c for c in pair.children if c.is_both and c.stmt and isinstance(c.stmt.node, ast.Return)]
+                if pair.either.kind == "entry" and pair.parent is not None and pair.parent.is_both:
                     alive |= self._marks(self.keys(pair.parent, "ins"))
                 for child in handed:
                     alive |= self._marks(self.keys(child, "outs"))
@@ -7964,16 +7969,16 @@ class Evidence:
 
     def has_other_weights(self) -> bool:
         """Whether the models of both sides have different numbers of weights (a tie was lost or made)."""
-        looks = [p for p in self.pairs if p.either.kind == "state" and p.test and p.baseline]
+        looks = [p for p in self.pairs if p.either.kind == "state" and p.is_both]
         return any(len(p.test.outs) != len(p.baseline.outs) for p in looks)
 
     def source_of(self, pair: Pair) -> Pair:
         """The pair whose inputs went in: of a function's entry the calling statement, of a loop's target its header."""
-        if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:
+        if pair.either.kind == "entry" and pair.parent is not None and pair.parent.is_both:
             return pair.parent
         if pair.either.kind == "target":
             for other in reversed(self.pairs[: self.index[id(pair)]]):
-                if other.stmt is pair.stmt and other.either.kind == "stmt" and other.either.call is pair.either.call and other.test and other.baseline:
+                if other.stmt is pair.stmt and other.either.kind == "stmt" and other.either.call is pair.either.call and other.is_both:
                     return other
         return pair
 
@@ -8073,7 +8078,7 @@ def _unresolved_calls(pairs: list[Pair], found: list[Candidate], evidence: Evide
     """Calls that make a difference of equal inputs although nothing inside stands out; they come after all that does."""
     around = {id(outer) for candidate in found for outer in (candidate.pair, *_callers(candidate.pair))}
     for pair in pairs:
-        if id(pair) in around or not (pair.test and pair.baseline) or pair.either.kind != "stmt" or not pair.children or not _explained_inside(pair):
+        if id(pair) in around or not pair.is_both or pair.either.kind != "stmt" or not pair.children or not _explained_inside(pair):
             continue
         if any(d.error and not d.is_weak for d in pair.outs.values()) and _is_made_here(pair, pair, evidence) and not _is_transport(pair, evidence):
             candidate = make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
@@ -8084,7 +8089,7 @@ def _unresolved_calls(pairs: list[Pair], found: list[Candidate], evidence: Evide
 def _changes_in_place(candidate: Candidate) -> bool:
     """Whether all that differs was changed in place on one side only, by a statement that both sides have alike."""
     pair = candidate.pair
-    if not (pair.test and pair.baseline) or candidate.outcome is not Outcome.ORIGIN:
+    if not pair.is_both or candidate.outcome is not Outcome.ORIGIN:
         return False
     differing = [name for name, d in pair.outs.items() if d.error]
     return pair.either.kind == "state" or (pair.either.kind == "stmt" and not set(differing) & set(_written_names(pair.test)) and "return" not in differing)
@@ -8101,8 +8106,8 @@ def _prefer_aliases(found: list[Candidate], pairs: list[Pair], evidence: Evidenc
     for pair in pairs:
         if pair.place >= best.rank[2] and not is_other_model:
             break
-        names = [n for n, d in pair.outs.items() if n.startswith("&") and d.error] if pair.test and pair.baseline else []
-        lone = [n for n in pair.either.outs if n.startswith("&") and _is_weight(pair.either.outs.get(n[1:]))] if is_other_model and not (pair.test and pair.baseline) else []
+        names = [n for n, d in pair.outs.items() if n.startswith("&") and d.error] if pair.is_both else []
+        lone = [n for n in pair.either.outs if n.startswith("&") and _is_weight(pair.either.outs.get(n[1:]))] if is_other_model and not pair.is_both else []
         kinds = {_frozen(pair.either.outs.get(name[1:]))[2:3] for name in names}
         is_near = bool(kinds & {"M", "w"}) or (best.stmt is not None and pair.stmt is not None and pair.stmt.func is best.stmt.func)
         if lone or (names and is_near and pair.stmt is not None and evidence.code.differs(pair.stmt)):
@@ -8115,13 +8120,13 @@ def _prefer_aliases(found: list[Candidate], pairs: list[Pair], evidence: Evidenc
 def _prefer_exchange(found: list[Candidate], evidence: Evidence) -> None:
     """Where an unchanged statement makes something else of equal values: another object came in, since a changed statement took it."""
     best = min(found, key=lambda c: c.rank, default=None)
-    if best is None or best.outcome is not Outcome.ORIGIN or not (best.pair.test and best.pair.baseline) or best.pair.stmt is None or evidence.code.differs(best.pair.stmt):
+    if best is None or best.outcome is not Outcome.ORIGIN or not best.pair.is_both or best.pair.stmt is None or evidence.code.differs(best.pair.stmt):
         return
     for name, difference in best.pair.ins.items():
         taken = evidence.exchange(best.pair, name) if not difference.error else None
         while taken is not None and not (taken.stmt is not None and evidence.code.differs(taken.stmt)):
             taken = taken.parent
-        if taken is not None and taken.test and taken.baseline:
+        if taken is not None and taken.is_both:
             candidate = make_candidate(Outcome.ORIGIN, taken, evidence, f"从这里起, {name} 在两侧不是同一个对象", kind=Kind.CODE_DIFFERS)
             candidate.rank = (False, False, min(taken.place, best.rank[2] - 0.5))
             found.append(candidate)
@@ -8142,7 +8147,7 @@ def _best_first(found: list[Candidate]) -> list[Candidate]:
 
 def _judge_pair(pair: Pair, evidence: Evidence) -> Candidate | None:
     """Judge one execution: made here, handed on, or made by something that was not seen."""
-    if not (pair.test and pair.baseline) or pair.either.kind == "call" or not any(d.error for d in pair.outs.values()):
+    if not pair.is_both or pair.either.kind == "call" or not any(d.error for d in pair.outs.values()):
         return None
     if pair.either.kind == "state":
         return _judge_state(pair, evidence)
@@ -8215,13 +8220,13 @@ def _judge_state(pair: Pair, evidence: Evidence) -> Candidate | None:
         return None
     previous = "s" if is_hyper else {"s": "S", "g": "g", "S": "g", "p": "p"}[pair.either.label]
     index = evidence.index[id(pair)]
-    at = next((i for i in range(index - 1, -1, -1) if evidence.pairs[i].either.label == previous and evidence.pairs[i].test and evidence.pairs[i].baseline), None)
+    at = next((i for i in range(index - 1, -1, -1) if evidence.pairs[i].either.label == previous and evidence.pairs[i].is_both), None)
     if at is None and not is_hyper:
         return None
     if at is not None and any(d.error for name, d in evidence.pairs[at].outs.items() if not is_hyper or name == "optimizer"):
         return None
     role = "update" if is_hyper else "grads" if pair.either.label in "gS" else ""
-    lone = [p for p in evidence.pairs[at or 0 : index] if not (p.test and p.baseline) and p.stmt is not None and (_is_state_change(p, role) if role else evidence.writes(p))]
+    lone = [p for p in evidence.pairs[at or 0 : index] if not p.is_both and p.stmt is not None and (_is_state_change(p, role) if role else evidence.writes(p))]
     if lone and (role or stmt is None):
         reason = "只有一侧, 或两侧以不同的顺序, 在这里改变了" + ("优化器的设置" if is_hyper else "梯度" if role else "训练状态")
         first = outermost(lone[0])
@@ -8255,7 +8260,7 @@ def changed_in_place(done: Exec) -> set[str]:
 
 def outermost(lone: Pair) -> Pair:
     """The execution that only one side has, in which another one took place."""
-    while lone.parent is not None and not (lone.parent.test and lone.parent.baseline):
+    while lone.parent is not None and not lone.parent.is_both:
         lone = lone.parent
     return lone
 
@@ -8263,7 +8268,7 @@ def outermost(lone: Pair) -> Pair:
 def _is_argument_unseen(pair: Pair) -> bool:
     """Whether a statement reads an argument that has no value to print, such as a generator, of a call that both sides made."""
     parent = pair.parent
-    if parent is None or parent.stmt is None or not (parent.test and parent.baseline) or pair.stmt is None or pair.either.kind != "stmt":
+    if parent is None or parent.stmt is None or not parent.is_both or pair.stmt is None or pair.either.kind != "stmt":
         return False
     return any(path.root in pair.stmt.func.params and path.root != "self" and str(path) not in pair.test.ins for path in pair.stmt.reads)
 
@@ -8271,7 +8276,7 @@ def _is_argument_unseen(pair: Pair) -> bool:
 def _lone_inside(pair: Pair) -> Iterator[Pair]:
     """What only one side executed inside a call that both made."""
     for child in pair.children:
-        if child.test and child.baseline:
+        if child.is_both:
             yield from _lone_inside(child)
         else:
             yield child
@@ -8279,7 +8284,7 @@ def _lone_inside(pair: Pair) -> Iterator[Pair]:
 
 def _explained_inside(pair: Pair) -> bool:
     """Whether a function called by the statement already put out the difference."""
-    returns = [c for c in pair.children if c.stmt and isinstance(c.stmt.node, ast.Return) and c.test and c.baseline]
+    returns = [c for c in pair.children if c.stmt and isinstance(c.stmt.node, ast.Return) and c.is_both]
     inner = returns or [c for c in pair.children if c.either.kind not in ("entry", "state")]
     return any(d.error and not d.is_weak for c in inner for d in c.outs.values())
 
@@ -8294,7 +8299,7 @@ def _is_transport(pair: Pair, evidence: Evidence) -> bool:
 def _random_component(pair: Pair) -> int | None:
     """Which random generator an execution drew from (Python, numpy, torch), if any."""
     before, after = pair.test.random_before, pair.test.random_after
-    if pair.either.kind == "entry" and pair.parent is not None and pair.parent.test and pair.parent.baseline:  # drawn for an argument
+    if pair.either.kind == "entry" and pair.parent is not None and pair.parent.is_both:  # drawn for an argument
         before, after = pair.parent.test.random_before, pair.test.random_before
     for i, (a, b) in enumerate(zip(before, after)):
         if a != b and len(pair.baseline.random_before) > i:
@@ -8306,7 +8311,7 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
     """The draw differs because the generator's state differed before: find where the states parted."""
     index = evidence.index[id(pair)]
     for other in reversed(evidence.pairs[:index]):
-        if not (other.test and other.baseline and other.test.random_after and other.baseline.random_after) or other.test.pid != pair.test.pid or _hands_over(other):
+        if not (other.is_both and other.test.random_after and other.baseline.random_after) or other.test.pid != pair.test.pid or _hands_over(other):
             continue
         before = other.test.random_before[component] == other.baseline.random_before[component]
         after = other.test.random_after[component] == other.baseline.random_after[component]
@@ -8319,7 +8324,7 @@ def _judge_random(pair: Pair, component: int, evidence: Evidence) -> Candidate:
     if lone is not None:
         return make_candidate(Outcome.ORIGIN, lone, evidence, "只有一侧在这里取了随机数", kind=Kind.RANDOM)
     for other in reversed(evidence.pairs[:index]):
-        if other.test and other.baseline and other.stmt is not None and re.search(r"rng|seed|random|generator", other.stmt.text) and evidence.code.differs(other.stmt):
+        if other.is_both and other.stmt is not None and re.search(r"rng|seed|random|generator", other.stmt.text) and evidence.code.differs(other.stmt):
             return make_candidate(Outcome.ORIGIN, other, evidence, "随机数发生器的状态不同, 而这条管理它的语句两侧不同", kind=Kind.RANDOM)
     return make_candidate(Outcome.GAP, pair, evidence, "取随机数之前, 发生器的状态已经不同", kind=Kind.RANDOM)
 
@@ -8330,17 +8335,17 @@ def _hands_over(pair: Pair) -> bool:
 
 
 def _random_inside(pair: Pair, component: int) -> bool:
-    return any(c.test and c.baseline and c.test.random_after and c.baseline.random_after
+    return any(c.is_both and c.test.random_after and c.baseline.random_after
                and c.test.random_after[component] != c.baseline.random_after[component] for c in pair.children)
 
 
 def _lone_draw(pairs: list[Pair], component: int) -> Pair | None:
     """The last execution of only one side that moved the generator."""
     for pair in reversed(pairs):
-        if pair.test and pair.baseline and pair.test.random_after and pair.test.random_after[component] == pair.baseline.random_after[component]:
+        if pair.is_both and pair.test.random_after and pair.test.random_after[component] == pair.baseline.random_after[component]:
             return None
         done = pair.either
-        if (pair.test is None or pair.baseline is None) and done.random_before and done.random_after and done.random_before[component] != done.random_after[component]:
+        if not pair.is_both and done.random_before and done.random_after and done.random_before[component] != done.random_after[component]:
             return pair
     return None
 
@@ -8411,7 +8416,7 @@ def _silent_maker(pair: Pair, name: str, evidence: Evidence) -> Pair | None:
     for other in reversed(evidence.pairs[max(0, evidence.index[id(pair)] - 400) : evidence.index[id(pair)]]):
         walrus = {n.target.id for n in ast.walk(_without_body(other.stmt.node)) if isinstance(n, ast.NamedExpr)} if other.stmt is not None else set()
         if other.either.call is pair.either.call and other.stmt is not None and name in {*map(str, other.stmt.writes), *walrus}:
-            is_silent = other.test and other.baseline and name not in other.outs
+            is_silent = other.is_both and name not in other.outs
             return other if is_silent and evidence.code.differs(other.stmt) else None
     return None
 
@@ -8431,7 +8436,7 @@ def _lone_writes(piece: Memory, before: int, evidence: Evidence) -> list[Pair]:
     """Executions of only one side that wrote into a piece of memory after both sides last agreed in it."""
     changes: list[Pair] = []
     for other in (evidence.pairs[i] for i in reversed(evidence.touches.get(piece, ())) if i < before):
-        if other.test and other.baseline:
+        if other.is_both:
             found = [d for phase in ("outs", "ins") for n, d in getattr(other, phase).items() if piece in evidence.memory_of(other, n, phase)]
             if found and not any(d.error for d in found):
                 return changes
@@ -8448,7 +8453,7 @@ def _lone_changes(source: Pair, name: str, before: int, evidence: Evidence) -> l
     places = evidence.agreements.get(attribute, [])
     for at in places[max(0, bisect.bisect_left(places, before) - 50) : bisect.bisect_left(places, before)][::-1]:
         if evidence.pairs[at].either.call is source.either.call or "." in name:
-            changes = [p for p in evidence.pairs[at:before] if not (p.test and p.baseline) and p.stmt is not None and _is_state_change(p, "")]
+            changes = [p for p in evidence.pairs[at:before] if not p.is_both and p.stmt is not None and _is_state_change(p, "")]
             return [p for p in changes if attribute in map(last_part, changed_in_place(p.either))] or changes
     return []
 
@@ -8467,7 +8472,7 @@ def _header_before(lone: Pair, evidence: Evidence) -> Pair | None:
     """The condition that came out differently just before something that only one side executed."""
     index = evidence.index[id(lone)]
     for other in reversed(evidence.pairs[max(0, index - 60) : index]):
-        if other.test and other.baseline and "=" in other.outs and other.outs["="].error and isinstance(other.stmt.node, (ast.If, ast.While)):
+        if other.is_both and "=" in other.outs and other.outs["="].error and isinstance(other.stmt.node, (ast.If, ast.While)):
             return other
     return None
 
@@ -8488,7 +8493,7 @@ def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str
     kind = kind or kind_of(pair, test, baseline, differs)
     candidate = Candidate(outcome, kind, test or baseline, place_of(test), place_of(baseline), pair, reason)
     candidate.evidence = evidence_rows(pair, evidence)
-    is_whole = outcome is Outcome.GRADIENT or not (pair.test and pair.baseline) or kind is Kind.RANDOM
+    is_whole = outcome is Outcome.GRADIENT or not pair.is_both or kind is Kind.RANDOM
     is_volatile = candidate.stmt is not None and VOLATILE_CALL.search(candidate.stmt.text) is not None
     is_alive = (alive or is_whole or evidence.is_alive(pair)) and not is_volatile
     strong = [d for d in pair.outs.values() if d.error and not d.is_weak]
@@ -8528,7 +8533,7 @@ def _statements_of(pair: Pair) -> tuple[Stmt | None, Stmt | None]:
 
 def evidence_rows(pair: Pair, evidence: Evidence) -> list[tuple[str, str, Any, Any, bool]]:
     """(phase, name, baseline value, test value, agree) of everything seen at a place."""
-    if not (pair.test and pair.baseline):
+    if not pair.is_both:
         return [("out", name, *((None, value) if pair.test else (value, None)), False) for name, value in pair.either.outs.items()]
     rows = []
     source = evidence.source_of(pair)
@@ -8580,7 +8585,7 @@ def judge_gradients(pairs: list[Pair], gradients: dict[str, Gradients], evidence
     rows, cut = [], []
     worst: dict[int, float] = {}
     for pair in pairs:
-        if pair.test and pair.baseline and pair.test.number and pair.baseline.number and not any(d.error for d in pair.outs.values()):
+        if pair.is_both and pair.test.number and pair.baseline.number and not any(d.error for d in pair.outs.values()):
             for name, new, old in _gradients_of(pair, gradients):
                 cut += [(pair, name, new, old)] if not (new and old) else []
                 for (place, value), (_, twin) in zip(new, old):
@@ -8643,7 +8648,7 @@ def _readers(pair: Pair, name: str, evidence: Evidence) -> list[Pair]:
     later = evidence.pairs[evidence.index[id(pair)] + 1 :]
     found = [p for p in later if p.test and p.either.kind == "stmt" and any(_frozen(v) == value for v in p.test.ins.values())]
     is_return = pair.stmt is not None and isinstance(pair.stmt.node, ast.Return)
-    return ([pair.parent] if is_return and pair.parent is not None and pair.parent.test and pair.parent.baseline else []) + found
+    return ([pair.parent] if is_return and pair.parent is not None and pair.parent.is_both else []) + found
 
 
 def _gradient_candidates(readers: list[Pair], what: str, values: tuple[Any, Any], worst: dict[int, float], evidence: Evidence, place: float, how: str = "不一致") -> list[Candidate]:
@@ -8670,7 +8675,7 @@ def _is_after_backward(pair: Pair) -> bool:
 def _parameter_gradients(pairs: list[Pair], worst: dict[int, float], evidence: Evidence) -> list[Candidate]:
     """Every activation's gradient agrees, parameters' do not: few, the statements that read them; most, what gathers gradients."""
     labels = ("g",) if any(p.either.kind == "state" and p.either.label == "g" for p in pairs) else ("S",)
-    looks = [p for p in pairs if p.either.kind == "state" and p.either.label in labels and p.test and p.baseline]
+    looks = [p for p in pairs if p.either.kind == "state" and p.either.label in labels and p.is_both]
     look = next((p for p in looks if any(d.error and not d.is_weak for name, d in p.outs.items() if name.startswith(("m", "grad")))), None)
     if look is None or (look.either.label == "g" and not _is_after_backward(look)):
         return []
@@ -8684,7 +8689,7 @@ def _parameter_gradients(pairs: list[Pair], worst: dict[int, float], evidence: E
     found = []
     for name in wrong[:3]:
         parts = [part for part in name.split(".") if part not in ("weight", "bias")]
-        readers = [p for p in pairs if p.test and p.baseline and p.either.kind == "stmt" and p.place < look.place and _reads_weight(p, name, parts)]
+        readers = [p for p in pairs if p.is_both and p.either.kind == "stmt" and p.place < look.place and _reads_weight(p, name, parts)]
         found += readers
     return _gradient_candidates(found or _around(look, evidence) or [look], f"参数 {wrong[0]} 的梯度", values, worst, evidence, look.place)
 
@@ -8851,7 +8856,7 @@ def _changed_inside(pair: Pair, code: CodeMap) -> Iterator[Pair]:
     """The changed statements that were executed inside a call."""
     for child in pair.children:
         yield from _changed_inside(child, code)
-        if child.test and child.baseline and child.stmt is not None and child.either.kind == "stmt" and code.differs(child.stmt):
+        if child.is_both and child.stmt is not None and child.either.kind == "stmt" and code.differs(child.stmt):
             yield child
 
 
@@ -9298,7 +9303,7 @@ def error_points(pairs: list[Pair], best: Pair | None) -> list[tuple[float, str,
     """The error of each execution in order; of many, the worst of each stretch."""
     points = []
     for pair in pairs:
-        if pair.test and pair.baseline and pair.outs and pair.stmt and not VOLATILE_CALL.search(pair.stmt.text):
+        if pair.is_both and pair.outs and pair.stmt and not VOLATILE_CALL.search(pair.stmt.text):
             place = f"{pair.stmt.func.file}:{pair.stmt.line} {pair.stmt.text[:80]}"
             worst = max((found.error for found in pair.outs.values() if not found.is_weak), default=0.0)  # texts and paths say nothing here
             points.append((worst, place, pair is best))
@@ -9747,7 +9752,7 @@ def judge_round(search: Search, traces: dict[str, list[Trace]], injections: dict
     for pair in pairs:
         if best is not None and pair is best.pair:
             break
-        equal += bool(pair.test and pair.baseline and not any(d.error for d in pair.outs.values()))
+        equal += bool(pair.is_both and not any(d.error for d in pair.outs.values()))
     place = (best.test or best.baseline) if best else None
     conclusion = f"{best.outcome.value}: {place.file}:{place.line} {best.reason}" if place else "所有打印都一致"
     files = [f"{i.side.name}/{file}" for i in injections.values() for file in i.files]
