@@ -10043,6 +10043,8 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return show_checks(config)
     terminal.rule("开始第 1 次对比")
+    for name in () if args.restore else ("report.json", "report.html"):  # of an earlier run: it must not pass for this one's
+        (folder / name).unlink(missing_ok=True)
     report = Report(verdict="not_located", metrics={}, series={}, details=run_details(config))
     report.warnings = terminal.warnings  # the list itself: also what is said later
     sides: list[Side] = []

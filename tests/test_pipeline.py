@@ -652,13 +652,14 @@ def test_a_report_that_cannot_be_written_costs_neither_the_verdict_nor_the_reaso
 
 def test_an_interrupted_first_run_leaves_a_page(tiny):
     put("test/run.sh", HANGS)(tiny)
-    process = subprocess.Popen([sys.executable, SCRIPT], cwd=tiny, env=environment(), stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: list(tiny.glob("precision_report/*/first_test.log")))
+    put("out/report.json", "of an earlier run")(tiny)
+    process = subprocess.Popen([sys.executable, SCRIPT, "--output-dir", "out"], cwd=tiny, env=environment(), stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: list(tiny.glob("out/first_test.log")))
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "对比没有完成, 经过写在: " in out and "已中断" in out
-    page = (reports_of(tiny)[-1] / "report.html").read_text(encoding="utf-8")
-    assert "没有完成：被中断" in page and not (reports_of(tiny)[-1] / "report.json").exists()
+    page = (tiny / "out" / "report.html").read_text(encoding="utf-8")
+    assert "没有完成：被中断" in page and not (tiny / "out" / "report.json").exists()
 
 
 def bound_by_permissions() -> None:
