@@ -9454,6 +9454,8 @@ def subtitle(report: Report) -> str:
     if not report.reruns:
         clue = f"dump 中第一个不一致的张量在 test 的 {first.stack[0].file}:{first.stack[0].line}，这是线索，不一定是出处。" if first and first.stack else ""
         return clue + "去掉 --compare-only 再运行，就会插入打印来定位。"
+    if not report.rounds:
+        return "带打印的重跑没有成功，没有可以比较的打印。"
     said = "没有哪条语句被证实是出处；候选按可能性排列，见下文。" if report.candidates else "所有打印的值都一致；差异可能来自没有打印的代码，例如 code_path 之外的库。"
     return said + ("哪些没能观察，也在下文。" if report.not_traced else "")
 
