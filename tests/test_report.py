@@ -193,6 +193,7 @@ def test_hostile_text_runs_nothing_in_a_browser(browser, tmp_path):
     browser.open(tmp_path / "report.html", 390, 844)
     assert browser.problems == [] and browser.value("document.querySelectorAll('img, script').length") == 2
     assert browser.value("document.documentElement.scrollWidth") <= 390
+    assert browser.value("[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length") == 0
 
 
 def test_tables_sort_and_charts_follow_the_colour_scheme(browser, tmp_path):
