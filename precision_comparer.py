@@ -173,6 +173,7 @@ class Terminal:
         self._kept_progress_at: dict[str, float] = {}
         self._progress: dict[str, str] = {}
         self._live: Live | None = None
+        self.at = ""  # the stage that was opened last
 
     def open_log(self, path: Path) -> None:
         """Start `console.log` at `path`; what was said before is written first."""
@@ -241,6 +242,7 @@ class Terminal:
 
     def stage(self, number: int, total: int, text: str) -> None:
         """Open a stage: `[1/6] text`."""
+        self.at = text.rstrip(".")
         self.say(f"\n[{number}/{total}] {text}", style="bold")
 
     def progress(self, text: str, key: str = "") -> None:
@@ -3195,7 +3197,7 @@ def read_metrics(chunks: Iterable[bytes], keywords: list[str | None], side_name:
         near = difflib.get_close_matches(keywords[0] or "", seen, 3, 0.4) + [name for name in seen if name in (keywords[0] or "")][:3]
         hint = f"最接近的字段: {', '.join(dict.fromkeys(near))}。" if near else ""
         listed = ", ".join(f"{name} ({count} 次)" for name, count in list(seen.items())[:30]) or "没有任何数值字段, 请检查 log_path"
-        raise RunError(f"{side_name} 的日志中找不到关键字 {keywords[0]!r} 的数值", f"{hint}日志中的数值字段: {listed}。请修改 debug.log_keywords")
+        raise RunError(f"{side_name} 的日志中找不到关键字 {keywords[0]!r} 的数值", f"{hint}日志中的数值字段: {listed}。请修改 debug.log_keywords，再加 --reuse-runs 运行就不用重新训练")
     return metrics
 
 
@@ -5388,6 +5390,7 @@ class ProbeRuntime:
         self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
         self.local, self.errors = threading.local(), set()
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
+        self.told = -1
         self.marker = self.optimizer = self.rank = self.library = self.base = self.shields = None
         self.is_off = self.is_idle = self.has_hook = False
         self.always = frozenset(number for number, row in sites.items() if "update" in row[3] or "backward" in row[3])
@@ -5800,6 +5803,8 @@ class ProbeRuntime:
 
         Each line is written by itself: up to 4096 bytes the processes that share a pipe do not tear it.
         """
+        if kind != "v":
+            self.tell_versions()
         number = next(self.numbers)
         rank = self.current_rank()
         thread = self.threads.setdefault(threading.get_ident(), len(self.threads))
@@ -5824,6 +5829,14 @@ class ProbeRuntime:
             out.flush()
         self.emitted += len(parts)
         return number
+
+    def tell_versions(self):
+        """Say what the training runs on, and again once it has imported more of that."""
+        found = [(name, getattr(sys.modules.get(name), "__version__", None)) for name in ("torch", "torch_npu", "mindspore", "numpy")]
+        found = [(name, str(version)) for name, version in found if version is not None]
+        if len(found) > self.told:
+            self.told = len(found)
+            self.emit("v", 0, 0, 0, [("Python", sys.version.split()[0])] + found)
 
     def random_state(self):
         """Digests of the random generators in use: Python's, numpy's, torch's (of the current device too)."""
@@ -6938,6 +6951,7 @@ class Records:
     records: list[Record]
     torn: int = 0
     errors: list[str] = field(default_factory=list)
+    versions: str = ""  # of Python, torch and the like in the training
 
 
 def parse_records(lines: Iterable[bytes], tag: str) -> Records:
@@ -6963,7 +6977,9 @@ def parse_records(lines: Iterable[bytes], tag: str) -> Records:
                             tuple(match.group(11).decode().split(".")), values)
     result.records = list(found.values())
     result.errors = sorted({str(r.values.get("error")) for r in result.records if r.kind == "x"})
-    result.records = [r for r in result.records if r.kind != "x"]
+    versions = [r.values for r in result.records if r.kind == "v"]
+    result.versions = ", ".join(f"{name} {version}" for name, version in max(versions, key=len, default={}).items())
+    result.records = [r for r in result.records if r.kind not in "xv"]
     _expand_references(result.records)
     return result
 
@@ -7747,6 +7763,9 @@ class Outcome(str, enum.Enum):
     GRADIENT = "gradient"
 
 
+PLAIN_REASON = "输入一致, 输出不一致"
+
+
 @dataclass(frozen=True)
 class Place:
     """Lines of a file, relative to the side's code_path, and the function they are in."""
@@ -8196,7 +8215,7 @@ def _judge_origin(pair: Pair, source: Pair, evidence: Evidence) -> Candidate:
     for name in (n for n in changed_in_place(pair.either) if pair.children and n in pair.outs and pair.outs[n].error):
         if inside := [p for p in _lone_inside(pair) if evidence.writes(p, evidence.memory_of(pair, name, "outs"))]:
             return _lone_candidate(pair, inside[0], name, evidence)
-    return make_candidate(Outcome.ORIGIN, pair, evidence, "输入一致, 输出不一致")
+    return make_candidate(Outcome.ORIGIN, pair, evidence, PLAIN_REASON)
 
 
 def _written_unseen(pair: Pair, evidence: Evidence) -> Candidate | None:
@@ -8959,6 +8978,16 @@ class CodeLine(pydantic.BaseModel):
     parts: Parts
     is_guilty: bool
 
+    @property
+    def text(self) -> str:
+        """The whole line."""
+        return "".join(text for text, _ in self.parts)
+
+    @property
+    def hanging(self) -> int:
+        """By how many characters what does not fit into the line is indented."""
+        return min(len(self.text) - len(self.text.lstrip()), 12) + 2
+
 
 class PlaceReport(pydantic.BaseModel):
     """Lines of the user's untouched file; `file` is relative to the side's code_path.  `around` is for `report.html` only."""
@@ -9023,6 +9052,8 @@ class Details(pydantic.BaseModel):
     versions: dict[str, str] = {}
     started: float = pydantic.Field(default_factory=time.time)
     failure: str = ""
+    stopped_at: str = ""  # the stage in which it failed
+    sentences: list[str] = []  # about the curves
     rows: list[RowReport] = []
     errors: list[tuple[float, str, bool]] = []  # of the statements in execution order: relative error, place, whether it is the located one
 
@@ -9134,70 +9165,72 @@ HTML = r"""<!DOCTYPE html>
 * { box-sizing: border-box }
 body { margin: 0; background: var(--bg); color: var(--ink); font: 15px/1.6 system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif; overflow-wrap: anywhere }
 main { max-width: 1240px; margin: 0 auto; padding: 20px 24px 64px }
-header, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 20px 24px; margin: 0 0 16px }
+header, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px 24px; margin: 0 0 14px } section > :last-child { margin-bottom: 0 } a { color: var(--one) }
 header { border-left: 6px solid var(--warn) } header.located, header.failed { border-left-color: var(--bad) } header.consistent { border-left-color: var(--good) }
 h1 { font-size: 23px; line-height: 1.35; margin: 2px 0 6px } h2 { font-size: 16px; margin: 0 0 12px } h3 { font-size: 14px; margin: 0 }
-p { margin: 0 0 8px } small, .soft { color: var(--soft); font-size: 13px }
+p { margin: 0 0 8px } header > small { word-break: keep-all } small, .soft { color: var(--soft); font-size: 13px }
 .facts { display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 12px 0 0; padding: 0; list-style: none } .facts b { font-size: 17px; font-variant-numeric: tabular-nums; margin-right: 6px }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 16px } .pair > div { min-width: 0; border: 1px solid var(--line); border-radius: 8px; overflow: hidden }
 .where { padding: 8px 12px; border-bottom: 1px solid var(--line) } .where code { font-weight: 600 }
 .tag { display: inline-block; padding: 0 8px; border-radius: 99px; font-size: 12px; font-weight: 600; border: 1px solid currentColor; margin-right: 6px }
 .baseline { color: var(--one) } .test { color: var(--two) } .good { color: var(--good) } .bad { color: var(--bad) }
 code, pre, td.v { font-family: var(--code); font-size: 12.5px }
-pre { margin: 0; white-space: pre-wrap; line-height: 1.65 }
+pre { margin: 0; white-space: pre-wrap; line-height: 1.65; tab-size: 4 }
 .code div { display: grid; grid-template-columns: 46px 1fr; border-left: 3px solid transparent; padding-right: 8px } .code i { color: var(--soft); font-style: normal; text-align: right; padding-right: 12px; user-select: none }
 .code .guilty { background: var(--guilty); border-left-color: var(--bad); font-weight: 600 }
 mark { background: var(--mark); color: inherit; border-radius: 3px }
-.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% } table:not(.stack) { min-width: 620px } .stack td:not([data-name]) { white-space: nowrap }
+.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% } td:not([data-name], .text) { white-space: nowrap } .name { display: inline-block; width: max-content; max-width: 36ch; white-space: normal }
 th, td { text-align: left; vertical-align: top; padding: 6px 10px; border-bottom: 1px solid var(--line) } th { color: var(--soft); font-size: 13px; font-weight: 600; white-space: nowrap; cursor: pointer } th::after { content: " ↕"; opacity: .4 }
 td.n { font-variant-numeric: tabular-nums; white-space: nowrap } tr.first td { background: var(--bad-bg) } tr:last-child td { border-bottom: 0 }
 .chart { height: 400px } details { border-top: 1px solid var(--line); padding: 8px 0 } details:first-of-type { border-top: 0 } summary { cursor: pointer } details > pre, details .code { margin-top: 8px }
 ol, ul { padding-left: 22px; margin: 0 } li { margin: 2px 0 }
 @media (max-width: 720px) { main { padding: 10px 10px 40px } header, section { padding: 14px } .pair { grid-template-columns: 1fr } h1 { font-size: 19px } .chart { height: 340px }
-  .stack td:not([data-name]) { white-space: normal } .stack thead { display: none } .stack tr, .stack td { display: block; border: 0; padding: 1px 0 } .stack tr { border-bottom: 1px solid var(--line); padding: 8px 0 } .stack td[data-name]::before { content: attr(data-name) " "; color: var(--soft); font: 12px system-ui } }
+  td:not([data-name]) { white-space: normal } thead { display: none } table, tbody, tr, td { display: block; border: 0; padding: 1px 0 } tr { border-bottom: 1px solid var(--line); padding: 8px 0 } tr:last-child { border: 0 } td:not([data-name]) { display: inline; padding-right: 8px } td[data-name]::before { content: attr(data-name) " "; color: var(--soft); font: 12px system-ui } }
 </style>
 </head>
 <body>
 {% macro pieces(parts) %}{% for text, changed in parts %}{% if changed and text.strip() %}{{ text[:text|length - text.lstrip()|length] }}<mark>{{ text.lstrip() }}</mark>{% else %}{{ text }}{% endif %}{% endfor %}{% endmacro %}
-{% macro code(place) %}<pre class="code">{% for line in place.around %}<div{% if line.is_guilty %} class="guilty"{% endif %}><i>{{ line.number }}</i><span>{{ pieces(line.parts) }}</span></div>{% else %}<div class="guilty"><i>{{ place.line }}</i><span>{{ place.code }}</span></div>{% endfor %}</pre>{% endmacro %}
+{% macro code(place) %}<pre class="code">{% for line in place.around %}{% set hang = line.hanging %}<div{% if line.is_guilty %} class="guilty"{% endif %}><i>{{ line.number }}</i><span style="padding-left: {{ hang }}ch; text-indent: -{{ hang }}ch">{{ pieces(line.parts) }}</span></div>{% else %}<div class="guilty"><i>{{ place.line }}</i><span>{{ place.code }}</span></div>{% endfor %}</pre>{% endmacro %}
 {% macro both(location) %}<div class="pair">
 {% for side, place in (("test", location.test), ("baseline", location.baseline)) %}<div><div class="where"><span class="tag {{ side }}">{{ side }}</span>{% if place %}<code>{{ place.file }}:{{ place.line }}</code> <small>{{ place.function }}</small></div>{{ code(place) }}{% else %}<small>这一侧没有对应的语句</small></div>{% endif %}</div>
 {% endfor %}</div>{% endmacro %}
 {% macro percent(value) %}{% if value == value and value < 1e300 %}{{ "%.3g"|format(value) }}{% else %}∞{% endif %}{% endmacro %}
-{% macro evidence(location) %}<div class="scroll"><table class="stack"><thead><tr><th></th><th>值</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>
-{% for row in location.evidence %}<tr><td class="{{ "good" if row.agree else "bad" }}">{{ "✓" if row.agree else "✗" }} {{ "输入" if row.phase == "in" else "输出" }}{{ "一致" if row.agree else "不一致" }}</td><td class="v">{{ row.name }}</td>
+{% macro evidence(location) %}<div class="scroll"><table><thead><tr><th>判断</th><th>值</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>
+{% for row in location.evidence %}<tr><td class="{{ "good" if row.agree else "bad" }}">{{ "✓" if row.agree else "✗" }} {{ "输入" if row.phase == "in" else "输出" }}{{ "一致" if row.agree else "不一致" }}</td><td class="v"><span class="name">{{ row.name }}</span></td>
 <td class="v" data-name="test">{% if row.agree %}{{ row.test }}{% else %}{{ pieces(value_diff(row.test, row.baseline)) }}{% endif %}</td><td class="v" data-name="baseline">{% if row.agree %}{{ row.baseline }}{% else %}{{ pieces(value_diff(row.baseline, row.test)) }}{% endif %}</td><td class="n" data-name="相对差异" data-sort="{{ row.error }}">{% if row.agree %}0{% else %}{{ percent(row.error) }}{% endif %}</td></tr>
 {% endfor %}</tbody></table></div>{% endmacro %}
 {% set place = report.location %}
 <main>
 <header class="{{ "failed" if details.failure else report.verdict }}">
-<small>PrecisionComparer 报告 · {{ finished }} · 用时 {{ "%.1f"|format(minutes) }} 分钟</small>
+<small>PrecisionComparer 报告 · {{ finished }} · 用时 {{ took }}</small>
 <h1>{{ title }}</h1>
-{% if details.failure %}<p>以下是停下之前已经知道的内容。</p><pre>{{ details.failure }}</pre>{% elif place %}<p>{{ place.explanation }}</p>{% elif report.verdict == "consistent" %}<p>两侧的曲线一致，没有插入打印，也没有改动代码。</p>{% else %}<p>已经比较了什么、哪些没能观察，见下文；候选按可能性排列。</p>{% endif %}
+<p>{{ subtitle }}</p>{% if rest %}<pre>{{ rest }}</pre>{% endif %}
 <ul class="facts">
 {% if place %}<li><span class="tag bad">{{ kinds[place.kind] }}</span></li>{% endif %}
 {% if report.rounds %}<li><b>{{ report.rounds[-1].records_equal_before }}</b>条记录{{ "在它之前" if place }}一致</li>{% endif %}
 {% for name, found in metrics.items() %}<li><b>{{ "%.3g"|format(found.max_abs_diff) if found.max_abs_diff is number else found.max_abs_diff }}</b>{{ titles[name] }} 最大差异（{{ found.steps_compared }} 步）</li>{% endfor %}
-<li><b>{{ report.reruns }}</b>次重跑</li>
+{% if metrics %}<li><b>{{ report.reruns }}</b>次重跑</li>{% endif %}
 {% if report.not_traced %}<li><b>{{ report.not_traced|length }}</b><a href="#not-traced">处没能观察</a></li>{% endif %}
 </ul>
 </header>
-{% if place %}<section><h2>出处：两侧的代码</h2>{{ both(place) }}<p class="soft" style="margin-top:8px">红色竖线是定位到的语句，底色标出两侧不同的词。行号是您的原文件里的行号。</p></section>
+{% if place %}<section><h2>出处：两侧的代码</h2>{{ both(place) }}<p class="soft" style="margin-top: 8px">红色竖线是定位到的语句，底色标出两侧不同的词。行号是您的原文件里的行号。</p></section>
 <section><h2>证据：输入与输出在两侧的值</h2>{{ evidence(place) }}</section>{% endif %}
 {% if report.not_traced %}<section id="not-traced"><h2>没能观察的地方</h2><ul>{% for text in report.not_traced[:200] %}<li>{{ text }}</li>{% endfor %}</ul></section>{% endif %}
 {% if metrics %}<section><h2>loss 和 grad norm</h2>{% for name in metrics %}<div class="chart curve"></div>{% endfor %}
-<div class="scroll"><table><thead><tr><th>指标</th><th>步数</th><th>平均差异</th><th>最大差异</th><th>最大相对差异</th><th>首个超出容差的步</th></tr></thead><tbody>{% for name, found in metrics.items() %}<tr><td>{{ titles[name] }} <small>{{ found.keyword }}</small></td><td class="n">{{ found.steps_compared }}</td>{% for key in ("mean_abs_diff", "max_abs_diff", "max_rel_diff") %}<td class="n">{{ "%.6g"|format(found[key]) if found[key] is number else found[key] }}</td>{% endfor %}<td class="n">{{ "无" if found.first_step_over_tolerance is none else found.first_step_over_tolerance }}</td></tr>{% endfor %}</tbody></table></div></section>{% endif %}
+<div class="scroll"><table><thead><tr><th>指标</th><th>步数</th><th>平均差异</th><th>最大差异</th><th>最大相对差异</th><th>首个超出容差的步</th></tr></thead><tbody>{% for name, found in metrics.items() %}<tr><td>{{ titles[name] }} <small>{{ found.keyword }}</small></td><td class="n" data-name="步数">{{ found.steps_compared }}</td>{% for key, text in (("mean_abs_diff", "平均差异"), ("max_abs_diff", "最大差异"), ("max_rel_diff", "最大相对差异")) %}<td class="n" data-name="{{ text }}">{{ "%.6g"|format(found[key]) if found[key] is number else found[key] }}</td>{% endfor %}<td class="n" data-name="首个超出容差的步">{{ "无" if found.first_step_over_tolerance is none else found.first_step_over_tolerance }}</td></tr>{% endfor %}</tbody></table></div>
+{% if details.sentences %}<ul class="soft" style="margin-top: 8px">{% for text in details.sentences %}<li>{{ text }}</li>{% endfor %}</ul>{% endif %}</section>{% endif %}
 {% if details.errors %}<section><h2>误差沿执行顺序的变化</h2><p class="soft">最后一次重跑里每条语句输出的相对差异（对数坐标）。底线表示完全相等，顶线表示必须相等的值不相等。菱形是定位到的语句；它之前若有零星的差异，是没有传到 loss 和梯度里的。</p><div class="chart" id="errors"></div></section>{% endif %}
 {% if report.msprobe %}<section><h2>msprobe</h2>{% if report.msprobe.first_mismatch %}<p>第一个不一致的张量：<code>{{ report.msprobe.first_mismatch.npu_name }}</code>（第 {{ report.msprobe.first_mismatch.row }} 行，共 {{ report.msprobe.rows }} 行）：{{ report.msprobe.first_mismatch.reason }}。它是搜索的起点，不一定是出处。</p>{% else %}<p>{{ report.msprobe.rows }} 行中没有超过阈值的差异。</p>{% endif %}
-{% if details.rows %}<div class="scroll"><table class="stack"><thead><tr><th>行</th><th>张量</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>{% for row in details.rows %}<tr{% if row.number == report.msprobe.first_mismatch.row %} class="first"{% endif %}><td class="n">{{ row.number }}</td><td class="v">{{ row.name }}</td><td class="v" data-name="test">{{ pieces(value_diff(row.test, row.baseline)) }}</td><td class="v" data-name="baseline">{{ pieces(value_diff(row.baseline, row.test)) }}</td><td class="n" data-name="相对差异" data-sort="{{ row.difference }}">{{ percent(row.difference) if row.difference else 0 }}</td></tr>{% endfor %}</tbody></table></div>{% endif %}
+{% if details.rows %}<div class="scroll"><table><thead><tr><th>行</th><th>张量</th><th>test</th><th>baseline</th><th>相对差异</th></tr></thead><tbody>{% for row in details.rows %}<tr{% if row.number == report.msprobe.first_mismatch.row %} class="first"{% endif %}><td class="n">{{ row.number }}</td><td class="v"><span class="name">{{ row.name }}</span></td><td class="v" data-name="test">{{ pieces(value_diff(row.test, row.baseline)) }}</td><td class="v" data-name="baseline">{{ pieces(value_diff(row.baseline, row.test)) }}</td><td class="n" data-name="相对差异" data-sort="{{ row.difference }}">{{ percent(row.difference) if row.difference else 0 }}</td></tr>{% endfor %}</tbody></table></div>{% endif %}
 {% if report.msprobe.result_file %}<p class="soft">结果文件：{{ report.msprobe.result_file }}</p>{% endif %}</section>{% endif %}
 {% set stack = place.call_stack if place else report.msprobe.first_mismatch.stack if report.msprobe and report.msprobe.first_mismatch else [] %}
 {% if stack %}<section><h2>调用栈（由内到外）</h2><ol>{% for frame in stack %}<li><code>{{ frame.file }}:{{ frame.line }}</code> <small>{{ frame.function }}</small><pre>{{ frame.code }}</pre></li>{% endfor %}</ol></section>{% endif %}
-{% if report.candidates %}<section><h2>其他候选</h2><p class="soft">第一处解释不了全部差异，或修好它之后还有差异时再看。</p>{% for one in report.candidates %}{% set at = one.test or one.baseline %}<details><summary><code>{{ at.file }}:{{ at.line }}</code> <small>{{ at.function }}</small><br>{{ one.explanation }}</summary>{{ both(one) }}{{ evidence(one) }}</details>{% endfor %}</section>{% endif %}
+{% if report.candidates %}<section><h2>{{ "其他候选" if place else "候选" }}</h2><p class="soft">{{ "第一处解释不了全部差异，或修好它之后还有差异时再看。" if place else "按可能性排列；都还没有得到证实。" }}</p>{% for one in report.candidates %}{% set at = one.test or one.baseline %}<details><summary><code>{{ at.file }}:{{ at.line }}</code> <small>{{ at.function }}</small><br>{{ one.explanation }}</summary>{{ both(one) }}{{ evidence(one) }}</details>{% endfor %}</section>{% endif %}
 {% if report.opinion %}<section><h2>DeepSeek 的看法</h2><p class="soft">这是语言模型的推测，不是证据，请自行核对。</p><pre>{{ report.opinion }}</pre></section>{% endif %}
-{% if report.rounds %}<section><h2>重跑</h2><div class="scroll"><table><thead><tr><th>次</th><th>打印处</th><th>记录</th><th>之前一致</th><th>结论</th></tr></thead><tbody>{% for done in report.rounds %}<tr><td class="n">{{ loop.index }}</td><td class="n">{{ done.sites }}</td><td class="n">{{ done.records }}</td><td class="n">{{ done.records_equal_before }}</td><td>{{ done.conclusion }}<br><small>插入过打印的文件 {{ done.injected_files|length }} 个</small></td></tr>{% endfor %}</tbody></table></div></section>{% endif %}
-{% if report.warnings %}<section><h2>警告</h2><ul>{% for text in report.warnings %}<li>{{ text }}</li>{% endfor %}</ul></section>{% endif %}
-<section><h2>怎样得到的</h2><p>{% for name, version in details.versions.items() %}{{ name }} {{ version }}{{ "" if loop.last else " · " }}{% endfor %}</p><details><summary>配置（不含密码和密钥）</summary><pre>{{ details.config }}</pre></details></section>
+{% if report.rounds %}<section><h2>重跑</h2><div class="scroll"><table><thead><tr><th>次</th><th>结论</th><th>打印处</th><th>记录</th><th>之前一致</th></tr></thead><tbody>{% for done in report.rounds %}<tr><td>{{ loop.index }}</td><td class="text">{{ done.conclusion }} <small>插入过打印的文件 {{ done.injected_files|length }} 个</small></td><td class="n" data-name="打印处">{{ done.sites }}</td><td class="n" data-name="记录">{{ done.records }}</td><td class="n" data-name="之前一致">{{ done.records_equal_before }}</td></tr>{% endfor %}</tbody></table></div></section>{% endif %}
+{% set said = report.warnings[:-1] if details.failure and metrics else report.warnings %}
+{% if said %}<section><h2>警告</h2><ul>{% for text in said %}<li>{{ text }}</li>{% endfor %}</ul></section>{% endif %}
+<section><h2>怎样得到的</h2><ul>{% for name, version in details.versions.items() %}<li>{{ name }}：{{ pieces(value_diff(version, details.versions.get(twins[name]))) if twins[name] in details.versions else version }}</li>{% endfor %}</ul><details><summary>配置（不含密码和密钥）</summary><pre>{{ details.config }}</pre></details></section>
 </main>
 <script>{{ plotly }}</script>
 <script>
@@ -9239,7 +9272,7 @@ document.querySelectorAll("th").forEach(head => head.addEventListener("click", (
 </body>
 </html>
 """
-CODE_AROUND, CODE_COMPARED, ROWS_AROUND, MOST_POINTS = 5, 15, 8, 4000
+CODE_AROUND, CODE_COMPARED, ROWS_AROUND, MOST_POINTS = 4, 15, 8, 4000
 
 
 def word_diff(ours: Any, theirs: Any, words: str = r"\w+|\s|[^\w\s]") -> list[Parts]:
@@ -9336,10 +9369,23 @@ def shown_name(name: str) -> str:
 
 def explain(candidate: Candidate) -> str:
     """One Chinese sentence: what was seen and what kind of cause it is."""
-    agree = [shown_name(name) for phase, name, _, _, same in candidate.evidence if phase == "in" and same]
-    differ = [shown_name(name) for phase, name, _, _, same in candidate.evidence if phase == "out" and not same]
-    seen = (f"输入 {', '.join(agree[:6])} 一致, " if agree else "") + f"输出 {', '.join(differ[:6])} 不一致" if differ else ""
-    return f"{candidate.reason.replace(' +', ' ')}; 原因类别: {KIND_TEXT[candidate.kind]}" + (f"。{seen}" if seen else "")
+    def names(phase: str, is_same: bool) -> str:
+        found = [shown_name(name) for of, name, _, _, same in candidate.evidence if of == phase and same == is_same]
+        return ", ".join(found[:6]) + (" 等" if len(found) > 6 else "")
+
+    agree, differ, reason = names("in", True), names("out", False), candidate.reason.replace(" +", " ")
+    seen = (f"输入 {agree} 一致, " if agree else "") + f"输出 {differ} 不一致" if differ else ""
+    cause = f"原因类别: {KIND_TEXT[candidate.kind]}"
+    return f"{seen}; {cause}" if seen and reason == PLAIN_REASON else f"{reason}; {cause}" + (f"。{seen}" if seen else "")
+
+
+OUTCOME_TEXT = {Outcome.ORIGIN: "出处在", Outcome.GAP: "最早看到差异的地方在", Outcome.RECEIVER: "最早看到差异的地方在", Outcome.GRADIENT: "梯度最早不同的地方在"}
+
+
+def conclusion_of(candidate: Candidate) -> str:
+    """What a round found, in a few words."""
+    place = candidate.test or candidate.baseline
+    return f"{OUTCOME_TEXT[candidate.outcome]} {place.file}:{place.line}: {candidate.reason}"
 
 
 def call_stack_of(candidate: Candidate) -> list[StackFrame]:
@@ -9372,22 +9418,51 @@ def run_details(config: Config) -> Details:
         return "******" if data and SECRET_KEY.search(key) else data
 
     text = json.dumps(shown(config.model_dump(mode="json", exclude_none=True)), ensure_ascii=False, indent=2)
-    versions = {"PrecisionComparer": __version__, "Python": platform.python_version(), "操作系统": platform.platform()}
+    versions = {"本工具": f"PrecisionComparer {__version__}, Python {platform.python_version()}, {platform.platform()}"}
     return Details(config=text, tolerance=config.debug.tolerance, is_relative=config.debug.tolerance_mode == "relative", versions=versions)
+
+
+TRAINING_OF = {"baseline": "baseline 的训练", "test": "test 的训练"}
+TWINS = {TRAINING_OF["baseline"]: TRAINING_OF["test"], TRAINING_OF["test"]: TRAINING_OF["baseline"]}
 
 
 def headline(report: Report) -> str:
     """The verdict in one sentence."""
     loss, location = report.metrics.get("loss"), report.location
     if report.details.failure:
-        return "没有完成：" + report.details.failure.split("\n")[0]
+        return f"没有完成：{failure_parts(report)[0]}"
     if report.verdict == "consistent":
         names = " 和 ".join(METRICS[name] for name in METRICS if name in report.metrics)
         return f"两侧精度一致：比较了 {loss['steps_compared']} 步，{names} 的差异不超过{'相对' if report.details.is_relative else ''}容差 {report.details.tolerance:g}"
     if location is None:
-        return "精度不一致，但没有定位到具体的代码行"
+        return "精度不一致，但没有定位到具体的代码行" if report.reruns else "精度不一致；只做了对比，没有定位"
     place = location.test or location.baseline
     return f"第一处不一致在 {'test' if location.test else 'baseline'} 的 {place.file}:{place.line}"
+
+
+def failure_parts(report: Report) -> tuple[str, str]:
+    """Why the run ended: the first sentence, and what follows it."""
+    first, *rest = re.split(r"。|:?\n", report.details.failure, maxsplit=1)
+    return first, "".join(rest)
+
+
+def subtitle(report: Report) -> str:
+    """What the reader must know next to the headline."""
+    details, first = report.details, report.msprobe.first_mismatch if report.msprobe else None
+    if details.failure:
+        known = "以下是那之前已经知道的内容" if report.metrics else "那时还没有可以对比的内容"
+        return f"停在“{details.stopped_at}”，{known}。"
+    if report.verdict == "consistent":
+        return "两侧的曲线一致，没有插入打印，也没有改动代码。"
+    if report.location is not None:
+        return report.location.explanation
+    if not report.reruns:
+        clue = f"dump 中第一个不一致的张量在 test 的 {first.stack[0].file}:{first.stack[0].line}，这是线索，不一定是出处。" if first and first.stack else ""
+        return clue + "去掉 --compare-only 再运行，就会插入打印来定位。"
+    if not report.rounds:
+        return "带打印的重跑没有成功，没有可以比较的打印。"
+    said = "没有哪条语句被证实是出处；候选按可能性排列，见下文。" if report.candidates else "所有打印的值都一致；差异可能来自没有打印的代码，例如 code_path 之外的库。"
+    return said + ("哪些没能观察，也在下文。" if report.not_traced else "")
 
 
 def curve_data(report: Report, name: str) -> dict[str, Any]:
@@ -9410,13 +9485,17 @@ def render_html(report: Report) -> str:
 
     errors = [[min(max(error, 1e-17), 10.0) if error == error else 10.0, f"{error:.3g}" if math.isfinite(error) else "∞", place, best]
               for error, place, best in report.details.errors]
+    seconds = time.time() - report.details.started
     charts = {"curves": [curve_data(report, name) for name in METRICS if name in report.metrics], "errors": errors}
     text = json.dumps(terminal.masked(charts), ensure_ascii=False).replace("<", "\\u003c")
     page = jinja2.Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True).from_string(HTML)
     return page.render(
-        report=report, details=report.details, title=headline(report), kinds=KIND_TEXT, word_diff=word_diff, value_diff=value_diff, charts=jinja2.utils.markupsafe.Markup(text),
+        report=report, details=report.details, title=headline(report), kinds=KIND_TEXT, subtitle=subtitle(report), rest=failure_parts(report)[1], value_diff=value_diff, twins=TWINS, charts=jinja2.utils.markupsafe.Markup(text),
         plotly=jinja2.utils.markupsafe.Markup(get_plotlyjs()), metrics={name: report.metrics[name] for name in METRICS if name in report.metrics}, titles=METRICS,
-        finished=time.strftime("%Y-%m-%d %H:%M:%S"), minutes=(time.time() - report.details.started) / 60)
+        finished=time.strftime("%Y-%m-%d %H:%M:%S"), took=f"{seconds:.0f} 秒" if seconds < 60 else f"{seconds / 60:.1f} 分钟")
+
+
+LINES_AROUND, LONGEST_CODE = 2, 16  # of code on the terminal
 
 
 def print_summary(report: Report) -> None:
@@ -9428,8 +9507,8 @@ def print_summary(report: Report) -> None:
     elif report.location is not None and report.verdict == "located":
         print_location(report.location)
     else:
-        terminal.say("精度不一致, 但没有定位到具体的代码行。", style="yellow")
-        if report.msprobe is not None and (first := report.msprobe.first_mismatch) is not None:
+        terminal.say(f"{headline(report)}。{subtitle(report)}", style="yellow")
+        if report.reruns and report.msprobe is not None and (first := report.msprobe.first_mismatch) is not None:
             place = f", 位于 {first.stack[0].file}:{first.stack[0].line}" if first.stack else ""
             terminal.say(f"  dump 中第一个不一致的张量: {first.npu_name}{place}")
         for number, done in enumerate(report.rounds, 1):
@@ -9446,12 +9525,19 @@ def print_summary(report: Report) -> None:
     terminal.say(f"重跑次数: {report.reruns}")
 
 
+def code_lines(place: PlaceReport) -> list[tuple[str, str]]:
+    """A statement, marked, and the lines around it, with the style of each; of a very long one the beginning."""
+    near = [line for line in place.around if place.line - LINES_AROUND <= line.number <= place.end_line + LINES_AROUND][:LONGEST_CODE]
+    lines = [(f"  {'>' if line.is_guilty else ' '}{line.number:6} | {line.text}", "bold" if line.is_guilty else "dim") for line in near]
+    return lines or [(f"  >{place.line:6} | {place.code}", "bold")]
+
+
 def print_location(location: LocationReport) -> None:
     """The place, the values that agree and differ, and the calls that led there."""
     lines = [(f"第一处不一致: {location.explanation}", "bold red")]
     for name, place in (("test    ", location.test), ("baseline", location.baseline)):
         if place is not None:
-            lines += [(f"  {name} {place.file}:{place.line} {place.function}", ""), (f"           {place.code}", "bold")]
+            lines += [(f"  {name} {place.file}:{place.line} {place.function}", ""), *code_lines(place)]
     for row in location.evidence[:12]:
         lines.append((f"  {'✓' if row.agree else '✗'} {'输入' if row.phase == 'in' else '输出'} {row.name}", "green" if row.agree else "red"))
         lines += [] if row.agree else [(f"      baseline: {row.baseline}", ""), (f"      test:     {row.test}", "")]
@@ -9492,6 +9578,7 @@ class Search:
     lines: int = 0  # how many lines with a loss the log has
     failed: int = 0  # reruns that the prints made fail
     errors: list[tuple[float, str, bool]] = field(default_factory=list)  # of the last round: relative error, place, whether located
+    versions: dict[str, str] = field(default_factory=dict)  # of what the trainings run on
     is_calibrated: bool = False  # whether the window counts the updates of a line
 
 
@@ -9685,6 +9772,7 @@ def run_round(search: Search, number: int) -> None:
     for side in sides:
         injection = injections[side.name]
         records = parse_records(printed_lines(runs[side.name], side, injection.tag), injection.tag)
+        search.versions[TRAINING_OF[side.name]] = records.versions
         keep_prints(records, folder / f"prints_round{number}_{side.name}.txt")
         search.not_traced += [f"{side.name}: {text}" for text in injection.left_out + records.errors]
         if records.torn:
@@ -9752,9 +9840,8 @@ def judge_round(search: Search, traces: dict[str, list[Trace]], injections: dict
     for pair in pairs:
         if best is not None and pair is best.pair:
             break
-        equal += bool(pair.is_both and not any(d.error for d in pair.outs.values()))
-    place = (best.test or best.baseline) if best else None
-    conclusion = f"{best.outcome.value}: {place.file}:{place.line} {best.reason}" if place else "所有打印都一致"
+        equal += pair.is_both and not any(d.error for d in pair.outs.values())
+    conclusion = conclusion_of(best) if best else "所有打印都一致"
     files = [f"{i.side.name}/{file}" for i in injections.values() for file in i.files]
     sites = sum(len(i.sites) for i in injections.values())
     search.rounds.append(RoundReport(injected_files=files, sites=sites, records=sum(t.records for found in traces.values() for t in found), records_equal_before=equal, conclusion=conclusion))
@@ -9794,8 +9881,7 @@ def reconsider(search: Search, traces: dict[str, list[Trace]]) -> None:
     if any(name.startswith("+") and phase == "out" and not agree for phase, name, _, _, agree in first.evidence):
         search.is_moved = True
         search.candidates = [first, *(c for c in search.candidates if c.test != first.test)]
-        place = first.test or first.baseline
-        search.rounds[-1].conclusion = f"{first.outcome.value}: {place.file}:{place.line} {first.reason}（看了 DeepSeek 提议的值）"
+        search.rounds[-1].conclusion = f"{conclusion_of(first)}（看了 DeepSeek 提议的值）"
         terminal.say(f"  {search.rounds[-1].conclusion}")
 
 
@@ -9947,6 +10033,7 @@ def restore_leftovers(sides: list[Side]) -> int:
 
 def refuse_problems(config: Config, sides: list[Side], launches: bool) -> None:
     """Say what is wrong before anything is launched; errors stop the run."""
+    terminal.at = "启动前的检查"
     problems: dict[str, list[str]] = {"error": [], "warning": []}
     for problem in check_setup(config, sides, launches):
         problems[problem.level].append(f"{problem.text}{'。' if problem.remedy else ''}{problem.remedy}")
@@ -9963,28 +10050,22 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return show_checks(config)
     terminal.rule("开始第 1 次对比")
-    sides = connect_sides(config)
-    restored = restore_leftovers(sides)
-    if restored or args.restore:
-        terminal.say(f"已还原上次遗留的插入: {restored} 个文件" if restored else "没有需要还原的文件")
-    if args.restore:
-        return EXIT_FAILED if terminal.warnings else EXIT_CONSISTENT  # a warning names a file that could not be put back
-    refuse_problems(config, sides, launches=not (args.reuse_runs and args.compare_only))
+    for name in () if args.restore else ("report.json", "report.html"):  # of an earlier run: it must not pass for this one's
+        (folder / name).unlink(missing_ok=True)
     report = Report(verdict="not_located", metrics={}, series={}, details=run_details(config))
     report.warnings = terminal.warnings  # the list itself: also what is said later
+    sides: list[Side] = []
     try:
+        sides += clean_sides(config, args)
+        if args.restore:
+            return EXIT_FAILED if terminal.warnings else EXIT_CONSISTENT  # a warning names a file that could not be put back
+        refuse_problems(config, sides, launches=not (args.reuse_runs and args.compare_only))
         compare_and_locate(report, sides, config, folder, args)
     except BaseException as error:  # Ctrl-C or a failed run: what the first runs cost is worth a report
         with hold_signals():
             restore_leftovers(sides)  # the interrupt may have come while the prints were being taken out
-        report.verdict, report.details.failure = "not_located", str(error) or "被中断"
-        if report.metrics:
-            terminal.warnings.append(terminal.redact(f"定位没有完成: {report.details.failure}"))
-        try:
-            write_report(report, folder)
-            terminal.say(f"{'定位' if report.metrics else '对比'}没有完成, 已有的结果: {folder / ('report.json' if report.metrics else 'report.html')}")
-        except HostError as unwritten:  # must not hide why the run ended
-            terminal.warn(f"报告没有写成: {unwritten}")
+        if not args.restore:
+            report_failure(report, folder, str(error) or "被中断")
         raise
     print_summary(report)  # first: on a full disk it is all that the user gets
     write_report(report, folder)
@@ -9992,10 +10073,32 @@ def run(args: argparse.Namespace) -> int:
     return {"consistent": EXIT_CONSISTENT, "located": EXIT_LOCATED, "not_located": EXIT_NOT_LOCATED}[report.verdict]
 
 
+def clean_sides(config: Config, args: argparse.Namespace) -> list[Side]:
+    """Both sides, connected and free of what an earlier run left in the code."""
+    sides = connect_sides(config)
+    restored = restore_leftovers(sides)
+    if restored or args.restore:
+        terminal.say(f"已还原上次遗留的插入: {restored} 个文件" if restored else "没有需要还原的文件")
+    return sides
+
+
+def report_failure(report: Report, folder: Path, reason: str) -> None:
+    """Write what is known of a run that could not be finished."""
+    report.verdict, report.details.failure, report.details.stopped_at = "not_located", reason, terminal.at
+    if report.metrics:
+        terminal.warnings.append(terminal.redact(f"定位没有完成: {reason}"))
+    try:
+        write_report(report, folder)
+        page = folder / "report.html"
+        terminal.say(f"定位没有完成, 已有的结果: {page}\n      {folder / 'report.json'}" if report.metrics else f"对比没有完成, 经过写在: {page}")
+    except HostError as unwritten:  # must not hide why the run ended
+        terminal.warn(f"报告没有写成: {unwritten}")
+
+
 def compare_and_locate(report: Report, sides: list[Side], config: Config, folder: Path, args: argparse.Namespace) -> None:
     """Compare both trainings, look for the place where they differ, and fill in the report."""
     metrics, comparison = compare_once(sides, config, folder, args.reuse_runs)
-    report.metrics, report.series = metrics_report(comparison), series_report(metrics)
+    report.metrics, report.series, report.details.sentences = metrics_report(comparison), series_report(metrics), comparison.sentences
     if comparison.agrees:
         report.verdict = "consistent"
     else:
@@ -10022,6 +10125,7 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
         raise
     finally:
         report.details.errors = search.errors
+        report.details.versions |= search.versions
         report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds) + search.failed, list(dict.fromkeys(search.not_traced))
     report.verdict, report.location, report.candidates = conclude(search)
     try:

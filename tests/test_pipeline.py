@@ -160,6 +160,9 @@ def test_main_job_names_the_planted_statement_after_one_rerun(full):
     assert ended.code == 1
     check_located(ended.report, full.folder)
     assert "精度一致性: ✗ 不一致" in ended.out and "model/rotary_pos_embedding.py:21" in ended.out
+    code = [(number, line) for number, line in re.findall(r"^  >? +(\d+) \| (.*)$", ended.out, re.MULTILINE)]
+    assert [number for number, _ in code] == ["19", "20", "21", "22", "23", "15", "16", "17", "18", "19"] and code[2][1] == f"        {GUILTY[1]}"
+    assert re.search(r"条记录一致; 出处在 model/rotary_pos_embedding.py:21: ", ended.out)
     assert ended.report["msprobe"]["first_mismatch"]["npu_name"].startswith("Tensor.__mul__.")
     assert ended.report["msprobe"]["first_mismatch"]["stack"][0]["function"] == "apply_rotary_pos_emb"
     assert Path(ended.report["msprobe"]["result_file"]).is_file() and ended.report["warnings"] == []
@@ -259,7 +262,9 @@ def misfits(value, shape, where="report") -> list[str]:
 def test_the_page_shows_both_places_the_curves_and_the_way_to_them(full):
     page = (full.ended.folder / "report.html").read_text(encoding="utf-8")
     assert re.findall(r'<div class="guilty"><i>(\d+)</i>', page)[:2] == ["21", "17"] and "第一处不一致在 test 的 model/rotary_pos_embedding.py:21" in page
-    assert "<mark>.repeat_interleave(2</mark>" in page and re.search(r"msprobe 26\.", page) and '<tr class="first"><td class="n">144</td>' in page
+    assert "<mark>.repeat_interleave(2</mark>" in page and re.search(r"msprobe：26\.", page) and '<tr class="first"><td class="n">144</td>' in page
+    versions = re.findall(r"<li>(?:baseline|test) 的训练：(.*?)</li>", page)
+    assert len(set(versions)) == 1 and len(versions) == 2 and re.fullmatch(r"Python 3\.[\d.]+, torch 2\.\S+, numpy \S+", versions[0])
     data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
     assert [curve["steps"] for curve in data["curves"]] == [[1, 2, 3, 4, 5, 6]] * 2 and [curve["first"] for curve in data["curves"]] == [1, 1]
     at = next(at for at, point in enumerate(data["errors"]) if point[3])
@@ -571,7 +576,7 @@ def test_a_wrong_input_is_one_clear_sentence(tiny, name):
     assert ended.code == code and all(word in ended.error for word in says), ended.out
     assert re.search(r"[\u4e00-\u9fff]", ended.error) and trees(tiny) == before
     assert not list(tiny.rglob(".precision_comparer_*"))
-    if code == 3 and name != "unknown machine":  # before both sides are connected there is nothing to report
+    if code == 3 or name in ("missing code folder", "missing run_script", "missing both"):  # the config is valid
         assert "没有完成：" in (ended.folder / "report.html").read_text(encoding="utf-8")
         assert (ended.folder / "console.log").read_text(encoding="utf-8") == ended.out
 
@@ -647,13 +652,14 @@ def test_a_report_that_cannot_be_written_costs_neither_the_verdict_nor_the_reaso
 
 def test_an_interrupted_first_run_leaves_a_page(tiny):
     put("test/run.sh", HANGS)(tiny)
-    process = subprocess.Popen([sys.executable, SCRIPT], cwd=tiny, env=environment(), stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: list(tiny.glob("precision_report/*/first_test.log")))
+    put("out/report.json", "of an earlier run")(tiny)
+    process = subprocess.Popen([sys.executable, SCRIPT, "--output-dir", "out"], cwd=tiny, env=environment(), stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: list(tiny.glob("out/first_test.log")))
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "对比没有完成, 已有的结果" in out and "已中断" in out
-    page = (reports_of(tiny)[-1] / "report.html").read_text(encoding="utf-8")
-    assert "没有完成：被中断" in page and not (reports_of(tiny)[-1] / "report.json").exists()
+    assert process.returncode == 130 and "对比没有完成, 经过写在: " in out and "已中断" in out
+    page = (tiny / "out" / "report.html").read_text(encoding="utf-8")
+    assert "没有完成：被中断" in page and not (tiny / "out" / "report.json").exists()
 
 
 def bound_by_permissions() -> None:

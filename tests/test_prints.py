@@ -38,6 +38,12 @@ def test_parts_of_one_record_are_joined_and_copies_dropped():
     assert [r.values for r in found.records] == [{"x": 3, "y": 4}]
 
 
+def test_versions_are_those_of_the_process_that_imported_most():
+    told = [line(1, kind="v", values={"Python": "3.8.1"}), line(2, kind="v", values={"Python": "3.8.1", "torch": "2.1.0"}), line(3, kind="v", pid=8, values={"Python": "3.8.1"})]
+    found = pc.parse_records([*told, line(4, values={"x": 3})], TAG)
+    assert found.versions == "Python 3.8.1, torch 2.1.0" and [r.values for r in found.records] == [{"x": 3}] and found.errors == []
+
+
 def test_references_are_expanded():
     big = ["m", 1, [["a", 1]]]
     found = pc.parse_records([line(1, values={"x": ["=", "0000beef", big]}), line(2, values={"z": ["#", "0000beef", "m", 1]})], TAG)

@@ -67,27 +67,36 @@ def test_numbers_that_json_and_charts_cannot_hold():
 
 def test_words_that_differ_are_marked_and_the_statement_too():
     page = body(pc.render_html(report()))
-    guilty = re.findall(r'<div class="guilty"><i>(\d+)</i><span>(.*?)</span>', page)
+    guilty = re.findall(r'<div class="guilty"><i>(\d+)</i><span[^>]*>(.*?)</span>', page)
     assert guilty[0] == ("3", "emb = freqs<mark>.repeat(2</mark>)")
     assert guilty[1] == ("2", "emb = <mark>torch.cat((</mark>freqs<mark>, freqs</mark>)<mark>)</mark>")
     assert "norm=<mark>3.5</mark>" in page and "norm=<mark>2.5</mark>" in page and "import torch</span>" in page
 
 
+def failed(reason: str, **more) -> pc.Report:
+    """A report of a run that ended early."""
+    return pc.Report(**{"verdict": "not_located", "metrics": {}, "series": {}} | more, details=pc.Details(failure=reason, stopped_at="启动训练", config="{}"))
+
+
 VERDICTS = {
     "located": (report(), ["第一处不一致在 test 的 model/freqs.py:3", "<b>61</b>条记录", "次重跑", "没能观察的地方", "其他候选"]),
-    "not_located": (report("not_located"), ["精度不一致，但没有定位到具体的代码行", "<b>61</b>条记录一致", "其他候选"]),
+    "not_located": (report("not_located"), ["精度不一致，但没有定位到具体的代码行", "<b>61</b>条记录一致", "<h2>候选</h2>", "候选按可能性排列", "哪些没能观察"]),
     "consistent": (report("consistent", rounds=[], not_traced=[], msprobe=None, warnings=[], details=pc.Details(tolerance=1e-3)), ["两侧精度一致：比较了 4 步", "0.001"]),
     "opinion": (report(opinion="频率的排列不同"), ["DeepSeek 的看法", "推测，不是证据", "频率的排列不同"]),
-    "failed early": (pc.Report(verdict="not_located", metrics={}, series={}, details=pc.Details(failure="test 侧训练已退出\n最后的输出", config="{}")), ["没有完成：test 侧训练已退出", "最后的输出"]),
+    "compared only": (report("not_located", rounds=[], reruns=0, candidates=[], not_traced=["--compare-only: 没有插入打印"], warnings=[]), ["精度不一致；只做了对比，没有定位", "去掉 --compare-only 再运行"]),
+    "nothing differs": (report("not_located", candidates=[], not_traced=[]), ["所有打印的值都一致；差异可能来自没有打印的代码"]),
+    "nothing printed": (report("not_located", candidates=[], rounds=[], not_traced=[]), ["带打印的重跑没有成功，没有可以比较的打印。"]),
+    "failed early": (failed("test 侧训练已退出（退出码 7）。请先单独运行\n最后的输出"), ["<h1>没有完成：test 侧训练已退出（退出码 7）</h1>", "停在“启动训练”，那时还没有可以对比的内容", "<pre>请先单独运行\n最后的输出</pre>"]),
+    "refused": (failed("有 2 处问题:\n  1. 没有代码\n  2. 没有脚本"), ["<h1>没有完成：有 2 处问题</h1>", "<pre>  1. 没有代码\n  2. 没有脚本</pre>"]),
+    "interrupted": (failed("被中断", verdict="not_located", metrics=report().metrics, series=report().series, warnings=["磁盘", "定位没有完成: 被中断"]), ["<h1>没有完成：被中断</h1>", "以下是那之前已经知道的内容", "<li>磁盘</li>"]),
 }
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_every_verdict_has_its_page(name, tmp_path):
+def test_every_verdict_has_its_page(name):
     found, says = VERDICTS[name]
-    pc.write_report(found, tmp_path)
-    page = body((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert all(word in page for word in says) and (tmp_path / "report.json").exists() == bool(found.metrics)
+    page = body(pc.render_html(found))
+    assert [word for word in says if word not in page] == []
     assert "http" not in re.sub(r"http-equiv", "", page)
 
 
@@ -119,15 +128,28 @@ def test_files_rewritten_as_a_whole_take_no_time():
     started = time.monotonic()
     lines = pc.code_around(place("a.py", 2001, ours[2000]), place("a.py", 2001, theirs[2000]), ours, theirs)
     assert time.monotonic() - started < 3  # minutes, were all words compared
-    assert [line.number for line in lines if line.is_guilty] == [2001] and len(lines) == 11
-    assert ["".join(text for text, _ in line.parts) for line in lines] == ours[1995:2006]
-    assert [text for text, is_changed in lines[5].parts if is_changed] == ["x2000", "x"]
+    assert [line.number for line in lines if line.is_guilty] == [2001] and len(lines) == 9
+    assert [line.text for line in lines] == ours[1996:2005]
+    assert [text for text, is_changed in lines[4].parts if is_changed] == ["x2000", "x"]
 
 
 def test_the_config_is_shown_without_passwords():
     sides = {side: {"mode": "local", "log_path": "/l", "code_path": "/c", "run_script": "/r", "ssh": {"host": "h", "password": "open sesame"}} for side in pc.SIDE_NAMES}
     shown = json.loads(pc.run_details(pc.Config(**sides)).config)
     assert shown["test"]["ssh"]["password"] == "******" and shown["test"]["ssh"]["host"] == "h" and shown["debug"]["tolerance"] == 0.001
+
+
+def test_versions_that_differ_are_marked():
+    found = report()
+    found.details.versions = {"本工具": "PrecisionComparer 1", "baseline 的训练": "Python 3.10.1, torch 2.1.0", "test 的训练": "Python 3.10.1, torch 2.1.0, torch_npu 2.1.0.post8"}
+    page = body(pc.render_html(found))
+    assert "<li>baseline 的训练：Python 3.10.1, torch 2.1.0</li>" in page and "<li>本工具：PrecisionComparer 1</li>" in page
+    assert "<li>test 的训练：Python 3.10.1, torch 2.1.0<mark>, torch_npu 2.1.0.post8</mark></li>" in page
+
+
+def test_the_failure_is_said_once():
+    found = VERDICTS["interrupted"][0]
+    assert body(pc.render_html(found)).count("被中断") == 2  # title and headline
 
 
 # --- In a browser ---
@@ -145,10 +167,11 @@ def browser(tmp_path_factory):
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("name", ["located", "not_located", "interrupted", "failed early"])
 def test_the_page_in_a_browser(browser, tmp_path, name, size):
     found = VERDICTS[name][0]
     pc.write_report(found, tmp_path)
+    assert (tmp_path / "report.json").exists() == bool(found.metrics)
     browser.problems.clear()
     browser.open(tmp_path / "report.html", *size)
     assert browser.problems == []
@@ -159,6 +182,9 @@ def test_the_page_in_a_browser(browser, tmp_path, name, size):
     ticks = browser.value("[...document.querySelectorAll('.curve')].map(box => [...box.querySelectorAll('.xtick text')].map(tick => tick.textContent))")
     assert all(len(set(labels)) == len(labels) > 0 for labels in ticks)  # no half steps
     assert browser.value("document.querySelector('h1').getBoundingClientRect().bottom") < 300
+    if name == "located":  # the first screen has the code, and on a large one the evidence, too
+        last = "td.bad" if size[0] > 1000 else ".guilty"
+        assert browser.value(f"document.querySelector('{last}').getBoundingClientRect().bottom") <= size[1]
 
 
 def test_hostile_text_runs_nothing_in_a_browser(browser, tmp_path):
@@ -167,6 +193,7 @@ def test_hostile_text_runs_nothing_in_a_browser(browser, tmp_path):
     browser.open(tmp_path / "report.html", 390, 844)
     assert browser.problems == [] and browser.value("document.querySelectorAll('img, script').length") == 2
     assert browser.value("document.documentElement.scrollWidth") <= 390
+    assert browser.value("[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length") == 0
 
 
 def test_tables_sort_and_charts_follow_the_colour_scheme(browser, tmp_path):

@@ -93,6 +93,11 @@ def test_every_config_key_is_in_the_readme_with_its_default(key):
     assert is_required or default in (None, "") or f"`{json.dumps(default, ensure_ascii=False)}`" in rows[0]
 
 
+def test_the_smallest_config_of_the_readme_is_valid():
+    text = re.search(r'^       (\{\n.*?^       \})$', README, re.MULTILINE | re.DOTALL)[1]
+    assert pc.validate_config(pc.parse_json(text, Path("README.md")), "README").debug.log_keywords == ["lm loss", "grad norm"]
+
+
 def test_messages_of_the_troubleshooting_table_are_those_of_the_script():
     table = README.split("## 常见问题")[1].split("\n## ")[0]
     messages = [message for row in table.splitlines() for message in re.findall(r"`([^`]+)`", row.split("|")[1] if row.startswith("| `") else "")]

@@ -68,6 +68,16 @@ def test_without_colours(tmp_path):
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown) and "╭" in shown
 
 
+def test_the_located_statement_is_shown_in_its_code(monkeypatch):
+    """Two lines on each side; of a statement of many lines the beginning; without the file the statement alone."""
+    around = [pc.CodeLine(number=n, parts=[(f"line {n}", False), (" end", True)], is_guilty=9 <= n <= 9) for n in range(4, 15)]
+    place = pc.PlaceReport(file="model/rope.py", function="Rope.forward", line=9, end_line=9, code="line 9 end", around=around)
+    assert pc.code_lines(place) == [("        7 | line 7 end", "dim"), ("        8 | line 8 end", "dim"), ("  >     9 | line 9 end", "bold"), ("       10 | line 10 end", "dim"), ("       11 | line 11 end", "dim")]
+    assert pc.code_lines(place.model_copy(update={"around": []})) == [("  >     9 | line 9 end", "bold")]
+    long = place.model_copy(update={"end_line": 99, "around": [pc.CodeLine(number=n, parts=[], is_guilty=n > 8) for n in range(4, 104)]})
+    assert len(pc.code_lines(long)) == pc.LONGEST_CODE and pc.code_lines(long)[-1][0].startswith("  >    22 |")
+
+
 def test_through_a_pipe(tmp_path):
     shown, log = show(tmp_path)
     assert shown == log and "\x1b" not in shown and "╭" not in shown
