@@ -157,6 +157,7 @@ class MsprobeError(PrecisionError):
     """msprobe is absent or failed, or a dump cannot be used (exit 3 only where nothing else can be done)."""
 
 
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RULE = re.compile(r"^={20,}$", re.MULTILINE)  # shortened in a narrow window
 PROGRESS_LOG_SECONDS = 60  # how often a progress line is kept where it cannot be overwritten by the next one
 
@@ -192,6 +193,10 @@ class Terminal:
             text = text.replace(secret, "******")
         return text
 
+    def shown(self, text: str) -> str:
+        """`text` as it may reach a terminal: masked, and without what would steer it (the user's code and logs may hold anything)."""
+        return CONTROL.sub("", self.redact(text))
+
     def masked(self, data: Any) -> Any:
         """`data` with every secret in its texts masked; in its JSON a quote in a password is escaped, and one of digits is in numbers."""
         if isinstance(data, dict):
@@ -200,7 +205,7 @@ class Terminal:
 
     def log(self, text: str) -> None:
         """Write `text` to `console.log` only."""
-        text = self.redact(text)
+        text = self.shown(text)
         self._write_log(text) if self._log else self._early.append(text)
 
     def _write_log(self, text: str) -> None:
@@ -217,7 +222,7 @@ class Terminal:
         try:
             self._end_progress()
             if isinstance(text, str):
-                text = RULE.sub(lambda rule: rule[0][: self.console.width], self.redact(text))
+                text = RULE.sub(lambda rule: rule[0][: self.console.width], self.shown(text))
             self.console.print(text, markup=False, **how)
         except (OSError, SystemExit):  # rich exits when its pipe is closed
             self.console.quiet = True
@@ -255,7 +260,7 @@ class Terminal:
             if is_kept:
                 self._show(text)
             return
-        self._progress[key] = self.redact(text)
+        self._progress[key] = self.shown(text)
         lines = Group(*(Text(line, style="cyan", no_wrap=True, overflow="ellipsis") for line in self._progress.values()))
         with contextlib.suppress(OSError, SystemExit):
             if self._live is None:
@@ -269,7 +274,7 @@ class Terminal:
         self.log(plain)
         if not self.console.is_terminal:
             return self._show(plain)
-        body = Text("\n").join(Text(self.redact(text), style=look) for text, look in lines)
+        body = Text("\n").join(Text(self.shown(text), style=look) for text, look in lines)
         self._show(Panel(body, title=title, border_style=style, title_align="left"), soft_wrap=False)
 
     def table(self, header: list[str], rows: list[tuple[list[str], str]]) -> None:
@@ -280,7 +285,7 @@ class Terminal:
             return self._show(plain)
         shown = Table(*header, expand=False)
         for cells, look in rows:
-            shown.add_row(*(Text(self.redact(cell), overflow="fold") for cell in cells), style=look)
+            shown.add_row(*(Text(self.shown(cell), overflow="fold") for cell in cells), style=look)
         self._show(shown, soft_wrap=False)
 
     def warn(self, text: str) -> None:
@@ -841,6 +846,7 @@ def show_checks(config: Config) -> int:
     """`--check`: everything that can be known without launching anything, as one table; returns the exit code."""
     found, sides, code = [], [], EXIT_CONSISTENT
     for name in SIDE_NAMES:
+        terminal.say(f"{name}:")
         try:
             side = Side(name, getattr(config, name), connect(getattr(config, name)))
             restore_leftovers([side])
@@ -1967,7 +1973,6 @@ POLL_SECONDS = (0.2, 2.0)
 PROGRESS_SECONDS = 2
 GRACE_SECONDS = 60  # after the success marker, for a dump that is still being written
 SETTLE_SECONDS = 10  # after a silent exit, for a log written by something we did not start (docker, sbatch); and for a copy to be made
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 TROUBLE = re.compile(r"traceback|error|exception|killed|错误|失败".encode(), re.IGNORECASE)
 EXIT_CODES = {126: "没有执行权限", 127: "脚本里有找不到的命令", -9: "被强制结束，可能是内存不足", 137: "被强制结束，可能是内存不足"}
 
@@ -2335,7 +2340,7 @@ def last_lines(data: bytes) -> list[str]:
         shown = ([part for part in raw.split(b"\r") if part.strip()] or [b""])[-1]
         for encoding in ("utf-8", "gb18030", "latin-1"):
             try:
-                lines.append(ANSI.sub("", shown.decode(encoding))[:300].rstrip())
+                lines.append(CONTROL.sub("", shown.decode(encoding))[:300].rstrip())
                 break
             except UnicodeDecodeError:
                 continue
@@ -10031,6 +10036,16 @@ def restore_leftovers(sides: list[Side]) -> int:
     return restored
 
 
+def restore_at_last(sides: list[Side]) -> PrecisionError | None:
+    """Take out what is left of the prints when a run ends early (it may have been interrupted while doing so); why that failed."""
+    try:
+        with hold_signals():
+            restore_leftovers(sides)
+    except PrecisionError as error:
+        return error
+    return None
+
+
 def refuse_problems(config: Config, sides: list[Side], launches: bool) -> None:
     """Say what is wrong before anything is launched; errors stop the run."""
     terminal.at = "启动前的检查"
@@ -10049,9 +10064,10 @@ def run(args: argparse.Namespace) -> int:
     folder = open_output(args)
     if args.check:
         return show_checks(config)
-    terminal.rule("开始第 1 次对比")
-    for name in () if args.restore else ("report.json", "report.html"):  # of an earlier run: it must not pass for this one's
-        (folder / name).unlink(missing_ok=True)
+    if not args.restore:
+        terminal.rule("开始第 1 次对比")
+        for name in ("report.json", "report.html"):  # of an earlier run: it must not pass for this one's
+            (folder / name).unlink(missing_ok=True)
     report = Report(verdict="not_located", metrics={}, series={}, details=run_details(config))
     report.warnings = terminal.warnings  # the list itself: also what is said later
     sides: list[Side] = []
@@ -10062,11 +10078,10 @@ def run(args: argparse.Namespace) -> int:
         refuse_problems(config, sides, launches=not (args.reuse_runs and args.compare_only))
         compare_and_locate(report, sides, config, folder, args)
     except BaseException as error:  # Ctrl-C or a failed run: what the first runs cost is worth a report
-        with hold_signals():
-            restore_leftovers(sides)  # the interrupt may have come while the prints were being taken out
+        unrestored = restore_at_last(sides)
         if not args.restore:
-            report_failure(report, folder, str(error) or "被中断")
-        raise
+            report_failure(report, folder, "；".join(dict.fromkeys(str(reason) or "被中断" for reason in (error, unrestored) if reason)))
+        raise unrestored or error
     print_summary(report)  # first: on a full disk it is all that the user gets
     write_report(report, folder)
     terminal.say(f"报告: {folder / 'report.html'}\n      {folder / 'report.json'}")

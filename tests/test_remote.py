@@ -777,6 +777,7 @@ def test_an_interrupt_while_the_machine_is_out_of_reach_is_told(tmp_path):
         process.send_signal(signal.SIGINT)
         done = trial.end(process, is_restored=False)
         assert done.code == 3 and "无法停止" in done.out and "kill -- -" in done.out and "没能恢复" in done.out, done.out
+        assert "没有完成：" in (done.folder / "out" / "report.html").read_text(encoding="utf-8")
         server.start()
         done = trial.run("--restore")
         assert done.code == 0 and "已还原上次遗留的插入: 2 个文件" in done.out, done.out

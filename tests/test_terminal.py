@@ -20,7 +20,7 @@ t = pc.terminal; t.open_log(Path({log!r})); t.secrets.add("hunter2")
 t.rule("开始第 1 次对比")
 t.progress("baseline: step 1/9, loss 5.1, 已用 1 s, 预计还需 8 s " + "x" * 60, "baseline"); t.progress("test: step 2/9", "test")
 t.progress("baseline: step 7/9", "baseline")
-t.panel("定位结果", [("第一处不一致: hunter2", "bold red"), ("    emb = torch.cat((freqs, freqs), dim=-1)[tag]", "bold")], "red")
+t.panel("定位结果", [("第一处不一致: hunter2\\x1b[2J\\x1b]0;x\\x07", "bold red"), ("    emb = torch.cat((freqs, freqs), dim=-1)[tag]", "bold")], "red")
 t.table(["", "检查", "怎么办"], [(["✗", "baseline.code_path 不存在: /a/long/path/to/the/code/of/the/model", "请改成训练代码所在的文件夹"], "bold red")])
 t.progress("test: step 8/9", "test"); t.warn("磁盘")
 """
@@ -56,6 +56,7 @@ def plain(shown: str) -> str:
 def test_on_a_terminal(tmp_path, columns):
     shown, log = show(tmp_path, columns)
     assert "╭" in shown and "定位结果" in shown and "hunter2" not in shown + log and "\x1b[1;31m" in shown
+    assert not any(code in shown for code in ("\x1b[2J", "\x1b]", "\x07"))  # what stands in the user's code or log steers no terminal
     assert f"{'=' * min(columns, 60)}\n" in plain(shown) and "=" * 60 in log
     frames = [line for line in plain(shown).split("\n") if line.startswith(("│", "╭", "┃"))]
     assert frames and all(pc.Text(line).cell_len <= columns for line in frames)
@@ -81,5 +82,5 @@ def test_the_located_statement_is_shown_in_its_code(monkeypatch):
 def test_through_a_pipe(tmp_path):
     shown, log = show(tmp_path)
     assert shown == log and "\x1b" not in shown and "╭" not in shown
-    assert "第一处不一致: ******\n    emb = torch.cat((freqs, freqs), dim=-1)[tag]\n" in shown
+    assert "第一处不一致: ******]0;x\n    emb = torch.cat((freqs, freqs), dim=-1)[tag]\n" in shown
     assert shown.count("baseline: step") == 1 and "✗  baseline.code_path 不存在" in shown
