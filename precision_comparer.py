@@ -9581,7 +9581,8 @@ class Search:
     last_step: int = 0  # the last optimizer step that the prints counted
     updates: int = 0  # how many updates the whole rerun made
     lines: int = 0  # how many lines with a loss the log has
-    failed: int = 0  # reruns that the prints made fail
+    reruns: int = 0  # launched, whatever became of them
+    failed: int = 0  # of these, made fail by the prints
     errors: list[tuple[float, str, bool]] = field(default_factory=list)  # of the last round: relative error, place, whether located
     versions: dict[str, str] = field(default_factory=dict)  # of what the trainings run on
     is_calibrated: bool = False  # whether the window counts the updates of a line
@@ -9760,6 +9761,7 @@ def run_round(search: Search, number: int) -> None:
     with injected(sides, search.trees, search.files, search.watch) as injections:
         for side in sides:
             terminal.say(f"  {side.name}: 插入 {len(injections[side.name].sites)} 处打印")
+        search.reruns += 1
         try:
             runs = launch(sides, search.config, folder, f"rerun{number}", {"PRECISION_COMPARER_RERUN": "1"}, [i.journal for i in injections.values()])
         except RunError as error:
@@ -10141,7 +10143,7 @@ def investigate(report: Report, sides: list[Side], config: Config, folder: Path,
     finally:
         report.details.errors = search.errors
         report.details.versions |= search.versions
-        report.rounds, report.reruns, report.not_traced = search.rounds, len(search.rounds) + search.failed, list(dict.fromkeys(search.not_traced))
+        report.rounds, report.reruns, report.not_traced = search.rounds, search.reruns, list(dict.fromkeys(search.not_traced))
     report.verdict, report.location, report.candidates = conclude(search)
     try:
         report.opinion = ask_opinion(search, report.location)

@@ -631,7 +631,7 @@ def test_what_a_round_found_is_kept_when_the_next_rerun_fails(tiny):
         put(f"{side}/run.sh", FAILS_LATER)(tiny)
     ended = compare(tiny)
     report = ended.report
-    assert ended.code == 3 and "退出码 5" in ended.error and report["reruns"] == 1 and report["location"] is None
+    assert ended.code == 3 and "退出码 5" in ended.error and report["reruns"] == 2 and report["location"] is None
     assert any(place["test"]["file"] == "model.py" for place in report["candidates"]) and len(report["rounds"]) == 1
     assert "候选" in (ended.folder / "report.html").read_text(encoding="utf-8")
 
