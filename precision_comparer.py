@@ -7683,7 +7683,7 @@ def _compare(pair: Pair, code: CodeMap) -> None:
             pair.outs[name] = delta(old.ins[twin], value)  # changed in place on the test side only
     for twin, value in old.outs.items():
         name = next((n for n, t in pair.names.items() if t == twin), twin)
-        if twin.startswith("&") and twin not in new.outs and pair.either.kind == "stmt":
+        if twin.startswith("&") and name not in new.outs and pair.either.kind == "stmt":
             pair.outs[twin] = delta(value, 0)
         elif name not in new.outs and name in new.ins and twin not in _written_names(old):
             pair.outs[name] = delta(value, new.ins[name])  # changed in place on the baseline only
@@ -7737,7 +7737,7 @@ def _name_map(new: Exec, old: Exec, code: CodeMap) -> dict[str, str]:
                 moved = str(dataclasses.replace(x, root=renamed.get(x.root, x.root)))
                 if str(x) not in known and moved in known:
                     result[str(x)] = moved
-    return result
+    return result | {f"&{name}": f"&{twin}" for name, twin in result.items()}
 
 # ======================================================================================================================
 # 12. Narrowing

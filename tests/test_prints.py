@@ -3,6 +3,7 @@
 import json
 import math
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -132,3 +133,19 @@ def test_rounds_of_a_loop_are_paired_one_by_one():
     right = ["a"] + [("target", 1), "x"] + [("target", 1), "x", "y"] * 2
     found = pc._matching(left, right)
     assert (3, None) in found and (4, 3) in found and (7, 6) in found
+
+
+@pytest.mark.parametrize("shared, wanted", [(1, []), (None, ["&kept"])])
+def test_whether_an_object_is_shared_is_compared_under_its_name_on_each_side(shared, wanted):
+    """A renamed local that holds an object which was read, on both sides or on the test side alone."""
+    texts = {"baseline": "def f(x):\n    kept = x\n    return kept\n", "test": "def f(x):\n    saved = x\n    return saved\n"}
+    funcs = {side: {"m.py": pc.parse_func_for_code("m.py", text)} for side, text in texts.items()}
+    code = pc.map_code(funcs["baseline"], funcs["test"])
+    done = {}
+    for side, name, value in (("baseline", "kept", 1), ("test", "saved", shared)):
+        func = funcs[side]["m.py"][1]
+        values = {name: tensor([1.0])} | ({f"&{name}": value} if value else {})
+        done[side] = pc.Exec("stmt", None, SimpleNamespace(stmt=func.statements[0]), pc.Call(func), 0, 0, ins={"x": tensor([1.0])}, outs=values)
+    pair = pc.Pair(done["test"], done["baseline"])
+    pc._compare(pair, code)
+    assert [name for name, difference in pair.outs.items() if difference.error] == wanted
