@@ -3344,16 +3344,16 @@ def _span(series: Series) -> str:
 def _logging_suspicions(a: Series, b: Series, steps: list[int]) -> Iterator[str]:
     """Differences that may lie in the printing alone: a factor, another numbering, a mean over steps."""
 
-    def spread(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-        found = sorted(d for x, y in pairs if math.isfinite(d := abs(x - y)))
-        return (found[len(found) // 2], found[-1]) if found else (0.0, 0.0)
+    def gaps(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+        found = [d for x, y in pairs if math.isfinite(d := abs(x - y))]
+        return sum(found), max(found, default=0.0)
 
-    usual, worst = spread([(a.values[s], b.values[s]) for s in steps])
+    whole, worst = gaps([(a.values[s], b.values[s]) for s in steps])
 
     def explains(pairs: list[tuple[float, float]]) -> bool:
-        """Whether little is left, at the worst step and at most: where one step differs much, almost anything is small beside it."""
-        rest, most = spread(pairs)
-        return len(pairs) >= 3 and all(math.isfinite(x - y) for x, y in pairs) and rest <= 0.1 * usual and most <= 0.1 * worst
+        """Whether little is left, at the worst step and in all: beside one wild step almost anything is small."""
+        rest, most = gaps(pairs)
+        return len(pairs) >= 3 and all(math.isfinite(x - y) for x, y in pairs) and rest <= 0.1 * whole and most <= 0.1 * worst
 
     ratios = sorted(b.values[s] / a.values[s] for s in steps if a.values[s] and math.isfinite(a.values[s]))
     ratio = ratios[len(ratios) // 2] if ratios else 1.0

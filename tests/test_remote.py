@@ -750,6 +750,7 @@ def test_the_copy_of_the_journal_here_restores_when_the_one_there_is_lost(tmp_pa
     journals = journals_of(trial, process)
     process.kill()
     trial.end(process, is_restored=False)
+    assert test_hosts.wait_for(lambda: not living(trial), 30)  # the trainings go on, and Python writes into the folder
     shutil.rmtree(journals[1].parent)
     done = trial.run("--restore")
     assert done.code == 0 and "已还原上次遗留的插入: 4 个文件" in done.out, done.out
