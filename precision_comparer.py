@@ -7421,7 +7421,7 @@ def _tensor_delta(a: list[Any], b: list[Any]) -> Delta:
         return Delta(math.inf, note or "整数内容不同") if a[3] != b[3] or a[4] != b[4] else Delta(0.0, note)
     if (a[6] or [0, 0, 0]) != (b[6] or [0, 0, 0]):
         return Delta(math.inf, "NaN 或无穷的个数不同")
-    count = math.prod(a[2])
+    count = math.prod(max(size, 1) for size in a[2])  # -1: known to a tracer only
     norms = a[3][1], b[3][1]
     rms = max(norms) / math.sqrt(count)
     if rms == 0:
@@ -7849,7 +7849,7 @@ class Evidence:
         old, new = getattr(pair.baseline, side), getattr(pair.test, side)
         twin = pair.names.get(name, name)
         found = _differences(old.get(twin, pair.baseline.ins.get(twin)), new.get(name, pair.test.ins.get(name)))
-        if getattr(pair, side)[name].is_weak and (new.get(name) or [""])[0] in ("o", "m", "l", "#"):  # an object lives by the numbers in it
+        if getattr(pair, side)[name].is_weak and _form(new.get(name)) in ("o", "m", "l", "#"):  # an object lives by the numbers in it
             found = (key for key in found if any(text[:4] == '["f"' or text[:1] != "[" for text in key))
         yield from found
 
@@ -8509,11 +8509,11 @@ def make_candidate(outcome: Outcome, pair: Pair, evidence: Evidence, reason: str
     """
     test, baseline = _statements_of(pair)
     if any(lone):
-        test = lone[0].stmt if lone[0] is not None else header_of(evidence.code.back.get(id(lone[1].stmt))) or neighbour(lone[1].stmt, evidence.code) or test
+        test = lone[0].stmt if lone[0] is not None else header_of(evidence.code.back.get(id(lone[1].stmt))) or stand_in(lone[1]) or neighbour(lone[1].stmt, evidence.code) or test
         baseline = lone[1].stmt if lone[1] is not None else evidence.code.stmts.get(id(test), baseline)
     differs = test is None or baseline is None or evidence.code.differs(test)
     if test is None and baseline is not None:
-        test = neighbour(baseline, evidence.code)
+        test = stand_in(pair) or neighbour(baseline, evidence.code)
     kind = kind or kind_of(pair, test, baseline, differs)
     candidate = Candidate(outcome, kind, test or baseline, place_of(test), place_of(baseline), pair, reason)
     candidate.evidence = evidence_rows(pair, evidence)
@@ -8530,6 +8530,14 @@ def header_of(stmt: Stmt | None) -> Stmt | None:
     """The innermost loop or condition around a statement that was not executed; the statement itself where there is none."""
     around = [other for other in stmt.func.statements if other.is_header and other is not stmt and any(n is stmt.node for n in ast.walk(other.node))] if stmt else []
     return around[-1] if around else stmt
+
+
+def stand_in(lone: Pair) -> Stmt | None:
+    """What the other side executed, and this one did not, right beside an execution that only one side has: in its place."""
+    around = lone.parent.children if lone.parent is not None else []
+    at = next((i for i, pair in enumerate(around) if pair is lone), 0)
+    beside = [pair for pair in around[max(0, at - 1) : at + 2] if pair.stmt is not None and pair.either.kind == "stmt" and not pair.is_both]
+    return next((pair.stmt for pair in beside if (pair.test is None) != (lone.test is None)), None)
 
 
 def neighbour(baseline: Stmt | None, code: CodeMap) -> Stmt | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import zlib
 from types import SimpleNamespace
 
@@ -149,3 +150,59 @@ def test_whether_an_object_is_shared_is_compared_under_its_name_on_each_side(sha
     pair = pc.Pair(done["test"], done["baseline"])
     pc._compare(pair, code)
     assert [name for name, difference in pair.outs.items() if difference.error] == wanted
+
+
+@pytest.mark.parametrize("old, new", [(["o", "Config", [["width", 8]]], 3), (3, ["o", "Config", [["width", 8]]]), (["s", "8"], 8), (None, ["m", 1, [["a", 1]]]), (True, ["N"]), (["T", "float32", [1], [1.0] * 5, [1.0], False, []], 1)])
+def test_values_of_different_kinds_are_a_difference_and_no_crash(old, new):
+    func = pc.parse_func_for_code("m.py", "def f(x):\n    y = x\n    return y\n")[1]
+    site, call = SimpleNamespace(stmt=func.statements[0]), pc.Call(func)
+    code = mapped("", "")
+    pair = pc.Pair(*(pc.Exec("stmt", None, site, call, 0, 0, ins={"x": ["N"]}, outs={"y": value}) for value in (new, old)))
+    pc._compare(pair, code)
+    assert pair.outs["y"].error == math.inf and pc.Evidence([pair], code, 1e-3).keys(pair, "outs")
+
+
+def any_value(rnd, depth=0):
+    """A value of any form that the runtime prints, as it may come from two trainings that have little in common."""
+    number = lambda: rnd.choice([0.0, 1.0, 2.5, float("nan"), float("inf"), 3])  # noqa: E731
+    plain = [
+        lambda: ["N"], lambda: rnd.random() < 0.5, lambda: rnd.randint(0, 3), lambda: ["f", rnd.choice(["1.0", "nan", "inf", "2.5"])], lambda: ["s", rnd.choice("ab")],
+        lambda: ["s", "x" * 40, rnd.randint(61, 63), rnd.randint(0, 9)], lambda: ["n", rnd.choice(["(1+2j)", "range(0, 3)"])], lambda: ["d", "cpu"], lambda: ["g", rnd.choice(["00", "11"])],
+        lambda: ["?", "X"], lambda: ["F", rnd.choice("ab")], lambda: ["i", "0x4", 70], lambda: ["M", "Net"],
+        lambda: ["T", rnd.choice(["float32", "int64", "bfloat16", "bool"]), rnd.choice([[2], [2, 3], [], [0], [-1]]), [number() for _ in range(rnd.choice([5, 5, 4]))], [], rnd.random() < 0.5, rnd.choice([[], [1, 0, 0]])],
+        lambda: ["A", rnd.choice([20, 21]), ["f", "1.0"], ["f", rnd.choice(["1.0", "2.0"])], [1.0, rnd.choice([2.0, 2.5]), 1.0, 1.0, 1.0, 1.0], rnd.randint(0, 9)],
+        lambda: ["M", "Net", rnd.random() < 0.5, rnd.randint(1, 2), rnd.random(), rnd.random(), [rnd.randint(0, 2) for _ in range(rnd.randint(0, 3))]],
+    ]  # fmt: skip
+    inner = lambda: any_value(rnd, depth + 1)  # noqa: E731
+    members = lambda: [[rnd.choice("abc"), inner()] for _ in range(rnd.randint(0, 3))]  # noqa: E731
+    nested = [
+        lambda: ["l", rnd.randint(0, 3), rnd.choice([None, [inner() for _ in range(rnd.randint(0, 3))]])], lambda: ["m", rnd.randint(0, 3), rnd.choice([None, members()])], lambda: ["o", rnd.choice("AB"), members()],
+        lambda: ["P", "Adam", [[["lr", inner()], ["params", 3]] for _ in range(rnd.randint(0, 2))]], lambda: ["w", "Linear", [[".weight", tensor([1.0])]], [["eps", rnd.choice([0.1, 1, True])]]],
+        lambda: ["#", rnd.choice(["aa", "bb"]), rnd.choice("lom"), rnd.choice([3, 4, "A"])], lambda: ["#", rnd.choice(["aa", "bb"]), rnd.choice("lom"), 3, [1.0, rnd.random(), 3]],
+    ]  # fmt: skip
+    return rnd.choice(plain + (nested if depth < 3 else []))()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_two_trainings_print_is_compared_judged_and_shown(seed):
+    rnd = random.Random(seed)
+    func = pc.parse_func_for_code("m.py", "def f(x):\n    y = g(x, x)\n    x.z = y\n    return y\n")[1]
+    call, code = pc.Call(func), mapped("", "")
+    for _ in range(400):
+        pairs, known = [], [any_value(rnd) for _ in range(4)]
+        for place, stmt in enumerate(func.statements):
+            kind, done = rnd.choice(["stmt", "stmt", "target"]), []
+            for _ in "test", "baseline":
+                ins = {name: rnd.choice(known) for name in ("x", "y") if rnd.random() < 0.8}
+                outs = {name: rnd.choice([*known, any_value(rnd)]) for name in ("y", "x", "return", "=") if rnd.random() < 0.6} | rnd.choice([{}, {"&y": 1}])
+                memory = {(phase, name): [rnd.randint(1, 3)] for phase, names in (("ins", ins), ("outs", outs)) for name in names if rnd.random() < 0.6}
+                done.append(pc.Exec(kind, None, SimpleNamespace(stmt=stmt, func=func), call, place, 0, ins=ins, outs=outs, memory=memory))
+            pair = pc.Pair(done[0] if rnd.random() < 0.9 else None, done[1], place=place)
+            if pair.is_both:
+                pc._compare(pair, code)
+            if pairs and rnd.random() < 0.5:
+                pair.parent = pairs[-1]
+                pairs[-1].children.append(pair)
+            pairs.append(pair)
+        for candidate in pc.judge(pairs, {"test": {}, "baseline": {}}, code, 1e-3):
+            json.dumps(pc.location_report(candidate, []).model_dump(mode="json"), allow_nan=False)
