@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -75,11 +76,15 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(script):
-    """A server that answers with `script(body, number of the request)`; has `.url` and `.requests`."""
+def serving(script, certificate=None):
+    """A server that answers with `script(body, number of the request)`; has `.url` and `.requests`; HTTPS with (key file, certificate file)."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.script, server.requests, server.url = script, [], f"http://127.0.0.1:{server.server_port}"
+    server.script, server.requests, server.url = script, [], f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}"
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate[1], certificate[0])
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server

@@ -164,11 +164,18 @@ def test_remote_side_with_its_ssh_section_is_accepted(tmp_path, monkeypatch):
     assert "hush-hush" in pc.terminal.secrets
 
 
+def test_the_stand_in_for_a_key_masks_no_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(pc.terminal, "secrets", set())
+    monkeypatch.setenv("DEEPSEEK_API_KEY", "x")
+    pc.load_config(write(tmp_path, changed()))
+    assert pc.terminal.secrets == set()
+
+
 def test_secrets_are_masked_everywhere(tmp_path, monkeypatch):
     monkeypatch.setattr(pc.terminal, "secrets", set())
-    monkeypatch.setenv("DEEPSEEK_API_KEY", "sk-123456")
-    pc.load_config(write(tmp_path, changed(test__ssh={"host": "h", "password": "pa,ss w\"ord"})))
-    assert pc.terminal.secrets == {"pa,ss w\"ord", "sk-123456"}
+    monkeypatch.setenv("DEEPSEEK_API_KEY", " sk-123456\n")
+    pc.load_config(write(tmp_path, changed(test__ssh={"host": "h", "password": "pa,ss w\"ord"}, deepseek={"base_url": "http://me:hunter22@host/v1"})))
+    assert pc.terminal.secrets == {"pa,ss w\"ord", "sk-123456", "hunter22"}
     assert "hunter2" not in refused(write(tmp_path, changed(test__ssh={"host": "h", "password": ["hunter2"]})))
     for text in ('{"password": "hunter2" "a": 1}', '{"password": "hunter2', '{"password":\n  "hunter2" x}', '{“password”：“hunter2”}'):
         assert "hunter2" not in refused(write(tmp_path, text))
