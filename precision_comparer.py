@@ -4925,7 +4925,7 @@ class DeepSeek:
         path = self.folder / f"{digest_of(json.dumps([self.config.base_url, body]).encode())[:16]}.json"
         received: list[str] = []
         try:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ModelError):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ModelError):  # nothing kept, or a failure
                 return parse_answer(json.loads(path.read_text(encoding="utf-8"))["answer"])
             self._announce()
             self._keep(path, body, received)

@@ -369,6 +369,26 @@ def test_a_question_is_asked_once_and_kept(model):
         assert client.ask("rules", "question")["inputs"] == ["x"] and len(server.requests) == 2
 
 
+def test_a_question_that_failed_is_asked_again_by_the_next_run(model):
+    replies = [Reply(b"", 401), Reply(completion(answer("x")))]
+    with serving(lambda body, number: replies[number - 1]) as server:
+        assert model(server.url).ask("rules", "question") is None
+        assert model(server.url).ask("rules", "question")["inputs"] == ["x"]
+
+
+def events(*parts, finish="stop"):
+    """An answer as a stream of server-sent events."""
+    ends = [None] * (len(parts) - 1) + [finish]
+    chunks = [{"choices": [{"index": 0, "delta": {"content": part}, "finish_reason": end}]} for part, end in zip(parts, ends)]
+    chunks = [{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}, *chunks, {"choices": [], "usage": {}}]
+    return ": alive\n\n" + "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("body", [b"\xef\xbb\xbf" + completion(answer("x")), events("{\u2028\x85" + answer("x")).replace("\n", "\r\n").encode(), completion(answer("x"))[:-1] + b', "choices2": "\xff\xfe"}'], ids=["BOM", "line separators", "no UTF-8"])
+def test_odd_bytes_do_not_hide_an_answer(model, body):
+    assert ask_once(model, [Reply(body)])[0]["inputs"] == ["x"]
+
+
 def test_what_leaves_the_machine_is_said_first_and_kept_first(model, capsys):
     seen = []
     with serving(lambda body, number: seen.append((capsys.readouterr().out, len(list(client.folder.iterdir())))) or Reply(completion(answer()))) as server:
@@ -441,14 +461,6 @@ def test_no_netrc_replaces_the_key(model, tmp_path, monkeypatch):
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     assert ask_once(model, [Reply(completion(answer()))])[2][0]["headers"]["Authorization"] == f"Bearer {KEY}"
-
-
-def events(*parts, finish="stop"):
-    """An answer as a stream of server-sent events."""
-    ends = [None] * (len(parts) - 1) + [finish]
-    chunks = [{"choices": [{"index": 0, "delta": {"content": part}, "finish_reason": end}]} for part, end in zip(parts, ends)]
-    chunks = [{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}, *chunks, {"choices": [], "usage": {}}]
-    return ": alive\n\n" + "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def test_a_stream_that_nobody_asked_for_is_read(model):
