@@ -264,6 +264,7 @@ def test_no_answer_makes_the_verdict_worse(tmp_path, alone, ask_in, name):
     assert code == 1 and place(report) == place(without) == "hidden = [fastlib.act(value) for value in hidden]"
     assert [place({"location": c}) for c in report["candidates"]] == [place({"location": c}) for c in without["candidates"]]
     assert report["reruns"] <= without["reruns"] + 1 and not any(c in shown for c in "\x1b\x07")
+    assert [text for text in report["warnings"] if "没有给出可用的回答" not in text] == without["warnings"]  # no rerun failed, either
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
 
 
