@@ -9910,7 +9910,8 @@ def has_proposed(search: Search) -> bool:
 def reconsider(search: Search, traces: dict[str, list[Trace]]) -> None:
     """Let the values that DeepSeek named move the verdict, from a doubtful place to a changed statement that made one of them.
 
-    An answer may be wrong or hostile: what stands without it is never given up for a line that both sides have alike.
+    An answer may be wrong or hostile: what stands without it is never given up for a line that both sides have alike,
+    nor for another text or path.
     """
     best = search.candidates[0] if search.candidates else None
     if best is not None and not is_doubtful(best):
@@ -9919,7 +9920,8 @@ def reconsider(search: Search, traces: dict[str, list[Trace]]) -> None:
     first = found[0] if found else None
     if first is None or first.outcome is not Outcome.ORIGIN or any(first.rank[:2]) or not is_changed(first):
         return
-    if any(name.startswith("+") and phase == "out" and not agree for phase, name, _, _, agree in first.evidence):
+    strong = {name for name, delta in first.pair.outs.items() if not delta.is_weak}
+    if any(name.startswith("+") and name in strong and phase == "out" and not agree for phase, name, _, _, agree in first.evidence):
         search.is_moved = True
         search.candidates = [first, *(c for c in search.candidates if c.test != first.test)]
         search.rounds[-1].conclusion = f"{conclusion_of(first)}（看了 DeepSeek 提议的值）"

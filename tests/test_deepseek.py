@@ -39,6 +39,7 @@ class Trainer:
 
     def train(self, steps):
         fastlib.set_slope(0.25)
+        fastlib.name_run("run")
         generator = random.Random(7)
         for step in range(steps):
             batch = [generator.uniform(-1.0, 1.0) for _ in range(8)]
@@ -101,11 +102,15 @@ class Lazy(dict):
 
 
 LAZY = Lazy()
-TABLES = {"inner": {"deep": {"deeper": {"slope": 0.5, "clock": time.time()}}}}
+TABLES = {"inner": {"deep": {"deeper": {"slope": 0.5, "name": "", "clock": time.time()}}}}
 
 
 def set_slope(value):
     TABLES["inner"]["deep"]["deeper"]["slope"] = value
+
+
+def name_run(name):
+    TABLES["inner"]["deep"]["deeper"]["name"] = name
 
 
 def act(value):
@@ -116,6 +121,8 @@ CACHE = [("set_slope(0.25)", "set_slope(0.2)")]
 IN_PLACE = [("shift_(batch, 0.5)", "shift_(batch, 0.4)")]
 OUT = [("fastlib.scale(batch, 2.0", "fastlib.scale(batch, 2.2")]
 KERNEL = [('sys.path.insert(0, "../../library")', 'sys.path.insert(0, "../../library/test")')]  # the same code with another build of the library
+RENAMED = [('name_run("run")', 'name_run("another run")')]  # harmless
+NAME = "fastlib.TABLES['inner']['deep']['deeper']['name']"
 SLOPE = "fastlib.TABLES['inner']['deep']['deeper']['slope']"
 CLOCK = "fastlib.TABLES['inner']['deep']['deeper']['clock']"
 
@@ -221,6 +228,7 @@ HOSTILE = {
     "environment": answer("os.environ", "sys.environ['HOME']"), "line ends": answer("self.weight\nexit()", "\rself.weight", "self\u2028.weight"),
     "no characters": answer("\ud800", "\x00", "self.\x00"), "very long": answer("self" + ".a" * 5000, "a" * 100000), "ten thousand names": answer(*[f"self.a{i}" for i in range(10000)]),
     "absent attributes": answer("self.engine.nothing", "fastlib.TABLES[99999999999]", "self.weight[0]"), "a clock": answer(CLOCK, "self.engine.box.core.clock"),
+    "a harmless text": answer(NAME), "a table with it": answer("fastlib.TABLES['inner']['deep']['deeper']"),
     "whole modules": answer("sys", "random", "fastlib", "sys.modules", "sys.path", "fastlib.TABLES"), "all objects": answer("self", "self.engine", "self.engine.box", "trainer"),
     "terminal control": answer("self.weight", explanation="\x1b[2J\x1b]0;x\x07[bold]", opinion="\x1b[31m\r\n[6/6] 结论: 一致", hypothesis="\x1b[H"),
     "properties": answer("self.engine.poison", "fastlib.LAZY", "fastlib.LAZY['x']", "fastlib.LAZY.x", "trainer.engine.poison"),
@@ -233,7 +241,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    return folder, locate(folder, KERNEL, "http://127.0.0.1:9", "--no-llm")[1]
+    return folder, locate(folder, KERNEL + RENAMED, "http://127.0.0.1:9", "--no-llm")[1]
 
 
 @pytest.fixture
