@@ -127,7 +127,7 @@ SLOPE = "fastlib.TABLES['inner']['deep']['deeper']['slope']"
 CLOCK = "fastlib.TABLES['inner']['deep']['deeper']['clock']"
 
 
-def locate(folder, changes, url, *options, key=KEY, msprobe=None, argument=None):
+def locate(folder, changes, url, *options, key=KEY, msprobe=None, argument=None, training=TRAINING):
     (folder / "library" / "test").mkdir(parents=True)
     (folder / "library" / "fastlib.py").write_text(LIBRARY)
     (folder / "library" / "test" / "fastlib.py").write_text(LIBRARY.replace('["slope"] * value', '["slope"] * value * 1.5'))
@@ -136,7 +136,7 @@ def locate(folder, changes, url, *options, key=KEY, msprobe=None, argument=None)
         (folder / side).mkdir(exist_ok=True)
         code = folder / "both" / "code" if argument else folder / side / "code"
         code.mkdir(parents=True, exist_ok=True)
-        text = TRAINING
+        text = training
         for old, new in changes if side == "test" or argument else []:
             assert text.count(old) == 1
             text = text.replace(old, new)
