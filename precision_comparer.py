@@ -5107,6 +5107,7 @@ def propose(paths: list[ValuePath], origin: Stmt, tree: CodeTree) -> None:
     """Have `paths` printed at the statement they were named for, and at those of its file that touch the same objects."""
     others = [s for func in tree.load(origin.func.file) for s in func.statements if s is not origin and any(touches(p, s, origin) for p in paths)]
     nearest = sorted(others, key=lambda s: (s.func is not origin.func, abs(s.line - origin.line)))
+    origin.roles |= {"followed"} if paths else set()
     for stmt in [origin] * bool(origin.reads) + nearest[:STATEMENTS_TOUCHED]:
         scope = scope_of(stmt, tree)
         stmt.proposed += [p for p in paths if p.root in scope and p not in stmt.proposed and (stmt is origin or touches(p, stmt, origin))]
@@ -5417,7 +5418,7 @@ class ProbeRuntime:
         self.frames, self.pending, self.counts, self.known = {}, {}, {}, {}
         self.memories, self.memory = {}, []
         self.modules, self.hooked, self.weights, self.threads, self.digests = {}, {}, {}, {}, {}
-        self.local, self.errors = threading.local(), set()
+        self.local, self.errors, self.trails, self.sources, self.rows_noted = threading.local(), set(), {}, {}, 0
         self.updates = self.hook_updates = self.backwards = self.emitted = 0
         self.told = -1
         self.marker = self.optimizer = self.rank = self.library = self.base = self.shields = None
@@ -5588,6 +5589,10 @@ class ProbeRuntime:
         """Print one record, and the state of the training where the site passes gradients back or updates weights."""
         _, before, after, roles, _ = self.sites[site]
         invocation, parent = self.invocation_of(frame)
+        if kind == "i" and "followed" in roles:
+            self.trails[threading.get_ident()] = Trail(self, site, frame, self.slots_of(before, roots, frame))
+        if kind in "or" and "followed" in roles:
+            self.emit_trail(site, invocation, parent)
         if kind == "i" and "update" in roles:
             self.emit_state("grads", invocation, parent)
         if kind in "ih":
@@ -5888,6 +5893,32 @@ class ProbeRuntime:
             pass  # numpy half imported, or another bit generator in its place
         return ".".join(parts)
 
+    # ---- what the code called by one statement does ----------------------------------------------------------------
+
+    def trail(self, frame):
+        """What follows the statement that is being executed in `frame`, None where nothing does."""
+        found = self.trails.get(threading.get_ident()) if self.trails else None
+        return found if found is not None and found.frame == id(frame) else None
+
+    def slots_of(self, paths, roots, frame):
+        """{where the value of a proposed path lies: its text}."""
+        slots = {}
+        for text, position, steps in paths:
+            holder = self.resolve(position, steps[:-1], roots, frame) if steps else self
+            if text[0] == "+" and (holder is not self or type(position) is str and not steps):
+                slots[self.slot(holder, steps[-1][1]) if steps else (id(frame.f_globals), position)] = text
+        return slots
+
+    def slot(self, holder, key):
+        """What tells the place of a value inside an object: a module's names are the globals of its functions."""
+        return id(self.own(holder) if issubclass(type(holder), types.ModuleType) else holder), key
+
+    def emit_trail(self, site, invocation, parent):
+        """Print the rows of a statement's trail, where nothing in it was missed."""
+        trail = self.trails.pop(threading.get_ident(), None)
+        if trail is not None and trail.site == site and trail.rows and trail.is_whole and not trail.depth:
+            self.emit("l", site, invocation, parent, [("%d" % number, row) for number, row in enumerate(trail.rows)])
+
     # ---- state of the training ----------------------------------------------------------------------------------------
 
     def hook_optimizers(self):
@@ -6118,17 +6149,19 @@ class ProbeRuntime:
         gist = self.known[digest] = self.gist(value)
         return ["=", digest, value] if len(text) <= 2600 else ["#", digest, value[0], value[1], gist]
 
-    def gist(self, value):
+    def gist(self, value, with_floats=False):
         """[norm, weighted sum of all tensors in a summary, checksum of all else]: what is too long to print is compared by these."""
         if type(value) is not list:
             return [0.0, 0.0, zlib.crc32(repr(value).encode())]
+        if with_floats and value[:1] == ["f"]:
+            return [abs(float(value[1])), float(value[1]), 0]
         if value[:1] in (["="], ["#"]) and value[1] in self.known:
             return self.known[value[1]]
         if value[:1] == ["T"] and len(value[3]) == 5:
             return [value[3][1], value[3][4], zlib.crc32(repr(value[1:3] + value[6:]).encode())]
         norm, weighted, rest = 0.0, 0.0, 0
         for index, part in enumerate(value):
-            inner = self.gist(part)
+            inner = self.gist(part, with_floats)
             norm += inner[0]
             weighted += inner[1] * (1.0 + index * 0.7548776662466927 % 1)
             rest = zlib.crc32(b"%d" % inner[2], rest)
@@ -6467,12 +6500,186 @@ class ProbeRuntime:
         return fine + coarse + 1 if is_exact else (coarse * 0.25 + fine) / 4093.0 - 0.625
 
 
+class Trail:
+    """The trace function that notes, statement by statement, what code without prints reads and makes while a line calls it.
+
+    A row is [depth of the call, function, checksum of the statement, {local: gist} of those that changed since the row
+    before (None for one that is gone), {path: gist} of what the statement reads, {path: text} of these for the values that
+    DeepSeek named]; a returning function's is [depth, function, "return", changed locals, {"return": gist, and those of the
+    arguments that still are the same objects}, {}].  Objects and dictionaries are no locals of interest: their values count where they are read.
+    """
+
+    LIMIT = 4000  # rows of one statement; of all together five times that
+
+    def __init__(self, runtime, site, frame, slots):
+        self.runtime, self.site, self.frame, self.slots = runtime, site, id(frame), slots
+        self.rows, self.depth, self.is_whole, self.is_started, self.is_noted = [], 0, True, False, False
+        self.home = Trail.__init__.__code__.co_filename
+
+    def start(self):
+        """Follow from now on; a debugger or a coverage tool that is at work is left alone."""
+        self.is_started = True
+        if sys.gettrace() is None and self.runtime.rows_noted < 5 * self.LIMIT:
+            sys.settrace(self)
+
+    def stop(self):
+        """Follow no longer."""
+        if sys.gettrace() is self:
+            sys.settrace(None)
+
+    def __call__(self, frame, event, argument):
+        """A function is called: those with prints of their own, and the prints, are not followed."""
+        if frame.f_code.co_filename == self.home or self.runtime.settings["tag"] + "_i" in frame.f_globals or is_compiling():
+            return None
+        self.depth += 1
+        seen = {"statement": None, "locals": {}, "arguments": None}
+
+        def follow(frame, event, argument):
+            self.is_noted = False
+            try:
+                self.runtime.quietly(self.note, frame, event, argument, seen)
+            except RecursionError:
+                pass  # the training stands near its limit; it may go on
+            if not self.is_noted:
+                self.is_whole = False
+                sys.settrace(None)
+            return follow
+
+        return follow
+
+    def note(self, frame, event, argument, seen):
+        """Add the row of a statement that is about to be executed, or of a function that returns."""
+        line, text, paths = self.statement(frame)
+        if event == "return" or (event == "line" and line != seen["statement"]):
+            names, known = frame.f_locals, seen["locals"]
+            if seen["arguments"] is None:
+                seen["arguments"] = {name: id(item) for name, item in names.items()}
+            changed, named = self.changed(names, known), {}
+            if event == "return":
+                reads = {name: known[name][2] for name, item in names.items() if name in known and seen["arguments"].get(name) == id(item)}
+                self.rows.append([self.depth, frame.f_code.co_name, "return", changed, dict(reads, **{"return": self.gist(argument)[0]}), named])
+                self.depth -= 1
+            else:
+                reads = self.reads(paths, names, frame.f_globals, named)
+                self.rows.append([self.depth, frame.f_code.co_name, text, changed, reads, named])
+            seen["statement"] = line
+            self.runtime.rows_noted += 1
+        self.is_noted = text is not None and len(self.rows) < self.LIMIT
+
+    def reads(self, paths, names, module, named):
+        """{path: gist} of what a statement reads; adds the texts of proposed paths to `named`."""
+        reads = {}
+        for path in paths:
+            item, slot = self.look_up(path, names, module)
+            gist, _ = self.gist(item)
+            if gist is not None:
+                name = path[0] + "".join(".%s" % key if kind == "." else "[%r]" % (key,) for kind, key in path[1:])
+                reads[name] = gist
+                if slot in self.slots:
+                    named[name] = self.slots[slot]
+        return reads
+
+    def changed(self, names, seen):
+        """{local: gist} of the values that are other than when they were `seen`: {local: (address, signature, gist)}."""
+        changed = {}
+        for name in [name for name in seen if name not in names]:
+            del seen[name]
+            changed[name] = None
+        for name, item in names.items():
+            kept, signature = seen.get(name), self.runtime.signature(item)
+            if kept is not None and signature is not None and kept[:2] == (id(item), signature):
+                continue
+            gist, is_object = self.gist(item)
+            if gist is None or is_object:
+                if seen.pop(name, None):
+                    changed[name] = None
+                continue
+            if kept is None or (kept[0], kept[2]) != (id(item), gist):
+                changed[name] = gist
+            seen[name] = (id(item), signature, gist)
+        return changed
+
+    def gist(self, item):
+        """(the gist by which a value is compared, None for what is no value; whether it is an object with values of its own)."""
+        known, self.runtime.known = self.runtime.known, {}  # nothing that is only summed up may count as printed
+        summary = self.runtime.look_at("+", item)
+        kind = summary[0] if type(summary) is list else ""
+        kind = summary[2][0] if kind == "=" else summary[2] if kind == "#" else kind
+        norm, weighted, rest = self.runtime.gist(summary, True)
+        self.runtime.known = known
+        gist = ["%.12g" % norm, "%.12g" % weighted, rest] if norm else rest
+        return None if summary is None else gist, kind in ("o", "M", "w", "P", "m")
+
+    def look_up(self, path, names, module):
+        """(the value of a path as far as it can be read without running code, its slot); a method of Python shows itself."""
+        runtime, root = self.runtime, path[0]
+        item, slot = (names[root], None) if root in names else (module.get(root), (id(module), root))
+        for kind, key in path[1:]:
+            inner = runtime.attribute(item, key) if kind == "." else runtime.element(item, key)
+            if inner is runtime:
+                found = runtime.in_class(type(item), key) if kind == "." else None
+                return (None if runtime.is_exactly(found, types.FunctionType, staticmethod, classmethod, property) else item), None
+            item, slot = inner, runtime.slot(item, key)
+        return item, slot
+
+    def statement(self, frame):
+        """(first line, checksum of the text, paths that are read) of the statement at which a frame stands; text None if unknown."""
+        file = frame.f_code.co_filename
+        if file not in self.runtime.sources:
+            self.runtime.sources[file] = statements_of(linecache.getlines(file))
+        is_read = bool(self.runtime.sources[file])
+        other = zlib.crc32(linecache.getline(file, frame.f_lineno).strip().encode("utf-8", "replace")) if is_read else None  # `except ...:`
+        return self.runtime.sources[file].get(frame.f_lineno, (frame.f_lineno, other, ()))
+
+
+def statements_of(lines):
+    """{line: (first line, checksum of the text, paths that are read) of the innermost statement on it}; {} if it is no Python."""
+    table = {}
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError):
+        return table
+    bodies = ("body", "orelse", "finalbody", "handlers", "cases", "decorator_list")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            parts = [part for name, value in ast.iter_fields(node) if name not in bodies for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST)]
+            last = max([node.lineno] + [inner.end_lineno for part in parts for inner in ast.walk(part) if hasattr(inner, "end_lineno")])
+            last = node.end_lineno if not hasattr(node, "body") else last
+            text = zlib.crc32(" ".join("".join(lines[node.lineno - 1 : last]).split()).encode("utf-8", "replace"))
+            paths = [path for part in parts for path in paths_in(part, isinstance(node, ast.AugAssign))]
+            for line in range(node.lineno, last + 1):
+                table[line] = (node.lineno, text, paths)
+    return table
+
+
+def paths_in(node, is_read):
+    """The paths [name, (".", attribute) or ("[", constant)...] that an expression reads; also what it only stores, if `is_read`."""
+    steps, inner = [], node
+    while isinstance(inner, (ast.Attribute, ast.Subscript)):
+        key = inner.attr if isinstance(inner, ast.Attribute) else inner.slice
+        while type(key).__name__ in ("Index", "Constant"):  # the first one up to Python 3.8
+            key = key.value
+        if type(key) not in (int, str):
+            break
+        steps.insert(0, ("." if isinstance(inner, ast.Attribute) else "[", key))
+        inner = inner.value
+    if isinstance(inner, ast.Name):
+        return [[inner.id] + steps] if is_read or isinstance(node.ctx, ast.Load) else []
+    return [path for child in ast.iter_child_nodes(node) for path in paths_in(child, is_read)]
+
+
 def make_probes(runtime):
     """The functions that the injected prints call: i, o, t, e, h, r, y."""
 
     def call(kind, site, roots, frame, value=None):
+        trail = runtime.trail(frame)
+        if trail is not None:
+            trail.stop()
         try:
             runtime.quietly(runtime.take, kind, site, roots, frame, value)
+            trail = runtime.trail(frame)
+            if trail is not None and not trail.is_started:
+                trail.start()
         except RecursionError:
             pass  # the training stands near its limit; it may go on
 
@@ -6506,7 +6713,7 @@ def make_probes(runtime):
     return printer("i"), printer("o"), printer("t"), entry, header, passer("r"), passer("y")
 
 
-RUNTIME_HEAD = "import collections, contextlib, functools, io, itertools, json, os, random, sys, threading, types, weakref, zlib\n\n\n"
+RUNTIME_HEAD = "import ast, collections, contextlib, functools, io, itertools, json, linecache, os, random, sys, threading, types, weakref, zlib\n\n\n"
 RUNTIME_TAIL = """
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sites.json"), encoding="utf-8") as table:
     table = json.load(table)
@@ -6520,7 +6727,7 @@ probes = make_probes(runtime)
 @functools.cache
 def runtime_source() -> str:
     """The text of the module that the injected files load."""
-    return RUNTIME_HEAD + "\n\n".join(inspect.getsource(part) for part in (is_compiling, ProbeRuntime, make_probes)) + RUNTIME_TAIL
+    return RUNTIME_HEAD + "\n\n".join(inspect.getsource(part) for part in (is_compiling, ProbeRuntime, Trail, statements_of, paths_in, make_probes)) + RUNTIME_TAIL
 
 
 def process_start(pid: int) -> str:
@@ -6886,7 +7093,7 @@ def _adopt_sites(injection: Injection, file: str, now: str, planned: tuple[str, 
         for there in injected_sites:
             mine = own.get(key(there), there)
             if mine.stmt is not None:
-                mine.stmt.proposed = there.stmt.proposed  # its prints hand over what these need
+                mine.stmt.proposed, mine.stmt.roles = there.stmt.proposed, there.stmt.roles  # its prints hand over what these need
             injection.sites[there.id] = replace(mine, id=there.id)
     else:
         injection.left_out.append(f"{file}: 在本次运行期间被修改或删除, 没有插入打印")
@@ -7056,6 +7263,7 @@ class Exec:
     number: int = 0
     pid: int = 0
     memory: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # ("ins" or "outs", name): where its tensors lie
+    trail: list[Any] = field(default_factory=list)  # rows of a `Trail`, where the code that it called was followed
     anchor: int = -1  # index, in its call, of the last execution before it that the other side has too
     during: "Exec | None" = None  # of a look at the state: the statement that was being executed
     is_closed: bool = False
@@ -7108,6 +7316,10 @@ def build_trace(records: list[Record], sites: dict[int, Site], rank: int | None)
             call = calls[record.pid, record.invocation] = Call(site.func if site else None)
             parent = calls.get((record.pid, record.parent)) if record.parent else None
             _attach(call, parent, trace)
+        if record.kind == "l":
+            if call.open is not None and call.open.site is site:
+                call.open.trail = list(record.values.values())
+            continue
         _add_record(call, record, site)
     for call in calls.values():
         _flush_orphans(call)
@@ -9897,6 +10109,79 @@ def is_doubtful(best: Candidate | None) -> bool:
     return best.outcome is Outcome.GAP or bool(best.rank[0]) or (has_call and not is_changed(best))
 
 
+Gist = Any  # what a `Trail` tells of a value: [norm, weighted sum, checksum of the rest], or that checksum alone; None: none
+
+
+def is_apart(baseline: Gist, test: Gist, noise: float) -> bool:
+    """Whether two gists differ by more than a relative error of `noise`."""
+    if baseline == test or not (isinstance(baseline, list) and isinstance(test, list) and baseline[2] == test[2]):
+        return baseline != test
+    (norm, weighted), (other_norm, other_weighted) = (map(float, gist[:2]) for gist in (baseline, test))
+    return not max(abs(norm - other_norm), abs(weighted - other_weighted)) <= noise * max(norm, other_norm)
+
+
+@dataclass
+class TrailCall:
+    """A call in a trail, on both sides: its locals, which of them a proposed value made differ, what differs of what is being read."""
+
+    noise: float
+    is_fed: bool = False  # the proposed value, or what was made of it
+    is_open: bool = True  # something else
+    locals: tuple[dict[str, Gist], dict[str, Gist]] = field(default_factory=lambda: ({}, {}))
+    tainted: set[str] = field(default_factory=set)
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether what the statement under way makes differ comes from the proposed value alone."""
+        return self.is_fed and not self.is_open
+
+    def update(self, old: dict[str, Gist], new: dict[str, Gist], is_entry: bool) -> bool:
+        """Take in the locals that changed; returns whether those that differ now are explained, or arguments."""
+        for known, changed in zip(self.locals, (old, new)):
+            known.update(changed)
+        made = {name for name in old.keys() | new.keys() if is_apart(self.locals[0].get(name), self.locals[1].get(name), self.noise)}
+        self.tainted = self.tainted - old.keys() - new.keys() | (made if self.is_explained else set())
+        return is_entry or not made or self.is_explained
+
+    def read(self, name: str, old: list[Any], new: list[Any]) -> set[str]:
+        """Take in what a row reads; returns the paths that differ."""
+        differing = {path for path in old[4].keys() | new[4].keys() if is_apart(old[4].get(path), new[4].get(path), self.noise)}
+        explained = {path for path in differing if old[5].get(path) == new[5].get(path) == name or re.match(r"\w+", path)[0] in self.tainted}
+        self.is_fed, self.is_open = bool(explained), explained != differing
+        return differing
+
+
+def explains(name: str, baseline: list[Any], test: list[Any], noise: float) -> bool:
+    """Whether the difference of the proposed value `name`, and nothing else, made differ what the followed code hands back.
+
+    The rows of two `Trail`s: both sides executed the same statements; one that made something differ had read that value, or what was
+    made of it, and nothing else that differs; and so on down to what the outermost calls return or change in their arguments.  What
+    differs by a relative error of no more than `noise` counts as equal.  The answer is no wherever a doubt is left.
+    """
+    calls: list[TrailCall] = []
+    is_handed_back = False
+    for old, new in zip(baseline, test):
+        is_row = isinstance(old[0], int) and isinstance(new[0], int)  # one too long to print is ["~", checksum]
+        if not is_row or old[:3] != new[:3] or new[0] not in (len(calls), len(calls) + 1):
+            return False
+        if is_entry := new[0] > len(calls):
+            calls.append(TrailCall(noise, calls[-1].is_fed, calls[-1].is_open) if calls else TrailCall(noise))
+        call = calls[-1]
+        if not call.update(old[3], new[3], is_entry):
+            return False
+        is_explained, differing = call.is_explained, call.read(name, old, new)
+        if new[2] != "return":
+            continue
+        if "return" in differing and not is_explained:
+            return False
+        calls.pop()
+        if "return" in differing or differing & call.tainted:
+            is_handed_back |= not calls
+            for caller in calls[-1:]:
+                caller.is_fed = True
+    return is_handed_back and len(baseline) == len(test)
+
+
 def is_changed(candidate: Candidate) -> bool:
     """Whether the two sides have different code at a place."""
     return candidate.test is None or candidate.baseline is None or candidate.test.code != candidate.baseline.code
@@ -9910,22 +10195,37 @@ def has_proposed(search: Search) -> bool:
 def reconsider(search: Search, traces: dict[str, list[Trace]]) -> None:
     """Let the values that DeepSeek named move the verdict, from a doubtful place to a changed statement that made one of them.
 
-    An answer may be wrong or hostile: what stands without it is never given up for a line that both sides have alike,
-    nor for another text or path.
+    An answer may be wrong or hostile.  What stands without it is given up only where the code that it calls was seen to read
+    the named value, and to make of its difference, and of no other, the difference that it hands back.
     """
     best = search.candidates[0] if search.candidates else None
-    if best is not None and not is_doubtful(best):
+    if best is None or not is_doubtful(best) or not best.pair.is_both:
         return
-    found = rank_places(search, traces)[1]
+    pairs, found = rank_places(search, traces)
     first = found[0] if found else None
-    if first is None or first.outcome is not Outcome.ORIGIN or any(first.rank[:2]) or not is_changed(first):
+    if first is None or first.outcome is not Outcome.ORIGIN or any(first.rank[:2]) or not is_changed(first) or not first.pair.is_both:
         return
-    strong = {name for name, delta in first.pair.outs.items() if not delta.is_weak}
-    if any(name.startswith("+") and name in strong and phase == "out" and not agree for phase, name, _, _, agree in first.evidence):
+    met = next(p for p in pairs if p.is_both and (p.test.pid, p.test.number) == (best.pair.test.pid, best.pair.test.number))
+    made = [name for name, delta in first.pair.outs.items() if name.startswith("+") and delta.error and not delta.is_weak]
+    if any(is_proven(name, first.pair, met, best.outcome) for name in made):
         search.is_moved = True
         search.candidates = [first, *(c for c in search.candidates if c.test != first.test)]
         search.rounds[-1].conclusion = f"{conclusion_of(first)}（看了 DeepSeek 提议的值）"
         terminal.say(f"  {search.rounds[-1].conclusion}")
+
+
+def is_proven(name: str, made: Pair, met: Pair, outcome: Outcome) -> bool:
+    """Whether the value that `made` gave a proposed name was seen to cause the difference at `met`.
+
+    At a gap it is the very value that arrives there, no small integer; else it is found there under its name, and what the called
+    code did with it explains what came out.
+    """
+    values = made.baseline.outs.get(name), made.test.outs.get(name)
+    arriving = {n: (met.baseline.ins.get(met.names.get(n, n)), met.test.ins.get(n)) for n, delta in met.ins.items() if delta.error}
+    if outcome is Outcome.GAP:
+        return values in arriving.values() and _form(values[0]) in ("T", "f")
+    error = max((d.error for d in met.outs.values() if math.isfinite(d.error)), default=0.0)
+    return arriving.get(name) == values and explains(name, met.baseline.trail, met.test.trail, error / JUMP)  # so much less has not made that error
 
 
 def ask_about(search: Search, places: dict[str, tuple[str, int]]) -> bool:

@@ -15,17 +15,21 @@ TAG = "_pc0a1b2c"
 SETTINGS = {"rank": None, "window": [0, 1], "init": True, "grads": True, "per_site": 999, "total": 99999, "soft": 99999, "steps_by": "update"}
 
 
-def inject(text, encoding="utf-8", tag=TAG):
-    """(source, injected bytes, sites, why any were left out) of a text or of bytes."""
+def inject(text, encoding="utf-8", tag=TAG, named=None):
+    """(source, injected bytes, sites, why any were left out) of a text or of bytes; `named`: head of a statement -> names that DeepSeek gives."""
     source = pc.decode_source(text if isinstance(text, bytes) else text.encode(encoding))
     funcs = pc.parse_func_for_code("m.py", source.text)
+    tree = types.SimpleNamespace(funcs={"m.py": funcs}, load=lambda file: funcs)
+    for head, names in (named or {}).items():
+        (stmt,) = [s for f in funcs for s in f.statements if s.text.startswith(head)]
+        pc.propose(pc.proposed_paths({"inputs": names}, stmt, tree)[0], stmt, tree)
     data, kept, reason = pc.inject_source(source, funcs, pc.plan_sites(funcs), tag, "runtime.py", "")
     return source, data, kept, reason
 
 
-def equip(folder: Path, text, tag=TAG, name="m.py", **settings):
+def equip(folder: Path, text, tag=TAG, name="m.py", named=None, **settings):
     """Write the injected text and what its prints need into `folder`; returns the sites by number."""
-    _, data, kept, reason = inject(text, tag=tag)
+    _, data, kept, reason = inject(text, tag=tag, named=named)
     assert data is not None and not reason
     (folder / name).write_bytes(data)
     (folder / "runtime.py").write_text(pc.runtime_source())

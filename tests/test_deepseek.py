@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import precision_comparer as pc
+from injecting import run_there
 from llm_server import Reply, completion, serving
 
 KEY = "sk-test-0123456789"
@@ -40,6 +41,7 @@ class Trainer:
     def train(self, steps):
         fastlib.set_slope(0.25)
         fastlib.name_run("run")
+        fastlib.count_from(0)
         generator = random.Random(7)
         for step in range(steps):
             batch = [generator.uniform(-1.0, 1.0) for _ in range(8)]
@@ -57,6 +59,8 @@ saved = {"weight": trainer.weight}
 print("training success")
 '''
 LIBRARY = '''
+import functools
+import operator
 import os
 import time
 
@@ -102,7 +106,7 @@ class Lazy(dict):
 
 
 LAZY = Lazy()
-TABLES = {"inner": {"deep": {"deeper": {"slope": 0.5, "name": "", "clock": time.time()}}}}
+TABLES = {"inner": {"deep": {"deeper": {"slope": 0.5, "name": "", "count": 0, "clock": time.time()}}}}
 
 
 def set_slope(value):
@@ -113,24 +117,33 @@ def name_run(name):
     TABLES["inner"]["deep"]["deeper"]["name"] = name
 
 
+def count_from(value):
+    TABLES["inner"]["deep"]["deeper"]["count"] = value
+
+
+KERNEL = functools.partial(operator.mul, 1.0)  # as opaque as native code
+
+
 def act(value):
-    return value if value > 0 else TABLES["inner"]["deep"]["deeper"]["slope"] * value
+    TABLES["inner"]["deep"]["deeper"]["count"] += 1
+    return value if value > 0 else KERNEL(TABLES["inner"]["deep"]["deeper"]["slope"] * value)
 '''
 HELPER = [("configure(0.5)", "configure(0.6)")]
 CACHE = [("set_slope(0.25)", "set_slope(0.2)")]
 IN_PLACE = [("shift_(batch, 0.5)", "shift_(batch, 0.4)")]
 OUT = [("fastlib.scale(batch, 2.0", "fastlib.scale(batch, 2.2")]
 KERNEL = [('sys.path.insert(0, "../../library")', 'sys.path.insert(0, "../../library/test")')]  # the same code with another build of the library
-RENAMED = [('name_run("run")', 'name_run("another run")')]  # harmless
+HARMLESS = [('name_run("run")', 'name_run("another run")'), ("count_from(0)", "count_from(1)")]
 NAME = "fastlib.TABLES['inner']['deep']['deeper']['name']"
 SLOPE = "fastlib.TABLES['inner']['deep']['deeper']['slope']"
+COUNT = "fastlib.TABLES['inner']['deep']['deeper']['count']"
 CLOCK = "fastlib.TABLES['inner']['deep']['deeper']['clock']"
 
 
-def locate(folder, changes, url, *options, key=KEY, msprobe=None, argument=None, training=TRAINING):
+def locate(folder, changes, url, *options, key=KEY, msprobe=None, argument=None, training=TRAINING, library=LIBRARY):
     (folder / "library" / "test").mkdir(parents=True)
-    (folder / "library" / "fastlib.py").write_text(LIBRARY)
-    (folder / "library" / "test" / "fastlib.py").write_text(LIBRARY.replace('["slope"] * value', '["slope"] * value * 1.5'))
+    (folder / "library" / "fastlib.py").write_text(library)
+    (folder / "library" / "test" / "fastlib.py").write_text(library.replace("operator.mul, 1.0", "operator.mul, 1.5"))
     config = {"debug": {"log_keywords": ["lm loss", "grad norm"], "tolerance": 1e-9, "parallel_runs": True}, "deepseek": {"base_url": url, "timeout_seconds": 20}, "msprobe": msprobe or {}}
     for side in ("baseline", "test"):
         (folder / side).mkdir(exist_ok=True)
@@ -215,6 +228,134 @@ def test_what_ast_finds_alone_is_not_asked_for(tmp_path):
     assert len(server.requests) == 1 and "three Chinese sentences" in server.requests[0]["body"]["messages"][0]["content"]
 
 
+TICKING = '''
+import random
+import sys
+sys.path.insert(0, "../../library")
+
+import fastlib
+
+
+class Trainer:
+    def __init__(self):
+        self.scale = 0.5
+        self.weight = 0.75
+        fastlib.register(self)
+
+    def train(self, steps):
+        fastlib.configure(0.25)
+        generator = random.Random(7)
+        for step in range(steps):
+            batch = [generator.uniform(-1.0, 1.0) for _ in range(8)]
+            fastlib.tick()
+            total = sum(batch)
+            loss = abs(total * self.scale * self.weight)
+            self.weight -= 0.01 * loss
+            print(f"iteration {step + 1} | lm loss: {loss:.12f} | grad norm: {abs(loss):.12f}")
+
+
+trainer = Trainer()
+trainer.train(3)
+print("training success")
+'''
+TICKER = '''
+HELD = {"a": {"b": {"c": {"scale": 1.0}}}}
+KNOWN = []
+
+
+def register(trainer):
+    KNOWN.append(trainer)
+
+
+def configure(value):
+    HELD["a"]["b"]["c"]["scale"] = 2 * value
+
+
+def tick():
+    KNOWN[0].scale = HELD["a"]["b"]["c"]["scale"]
+'''
+
+
+def test_a_good_answer_names_who_made_what_arrives_unseen(tmp_path):
+    changes, arrival = [("configure(0.25)", "configure(0.2)")], "loss = abs(total * self.scale * self.weight)"
+    done, alone = locate(tmp_path / "alone", changes, "http://127.0.0.1:9", "--no-llm", training=TICKING, library=TICKER)
+    with serving(lambda body, number: Reply(completion(answer("fastlib.HELD['a']['b']['c']['scale']")))) as server:
+        asked = locate(tmp_path / "asked", changes, server.url, training=TICKING, library=TICKER)[1]
+    assert (place(alone), place(asked), place({"location": asked["candidates"][0]})) == (arrival, "fastlib.configure(0.2)", arrival)
+    assert alone["reruns"] == asked["reruns"] == 2
+
+
+NOISY = '''
+import sys
+sys.path.insert(0, "../../library")
+
+import fastlib
+import torch
+
+torch.manual_seed(0)
+weight = torch.nn.Parameter(torch.randn(16, 16))
+
+
+def forward(batch):
+    hidden = fastlib.embed(batch @ weight)
+    hidden = fastlib.act(hidden)
+    return (hidden ** 2).mean()
+
+
+def main():
+    fastlib.set_slope(0.25)
+    fastlib.count_from(0)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(3):
+        batch = torch.randn(4, 16)
+        loss = forward(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_([weight], 1e9)
+        optimizer.step()
+        print(f"iteration {step + 1} | lm loss: {loss.item():.12f} | grad norm: {norm.item():.12f}")
+
+
+main()
+print("training success")
+'''
+DEVICE = '''
+import functools
+import os
+
+import torch
+
+TABLES = {"inner": {"deep": {"deeper": {"slope": 0.5, "count": 0}}}}
+rounded = functools.partial(torch.mul, torch.tensor(1 + 2e-7 * os.getcwd().endswith("test/code")))  # another device: every result is a little off
+
+
+def embed(values):
+    return rounded(torch.tanh(values))
+
+
+def set_slope(value):
+    TABLES["inner"]["deep"]["deeper"]["slope"] = value
+
+
+def count_from(value):
+    TABLES["inner"]["deep"]["deeper"]["count"] = value
+
+
+def act(values):
+    TABLES["inner"]["deep"]["deeper"]["count"] += 1
+    slope = TABLES["inner"]["deep"]["deeper"]["slope"]
+    return rounded(torch.where(values > 0, values, slope * values))
+'''
+
+
+@pytest.mark.parametrize("name, found", [(None, "hidden = fastlib.act(hidden)"), (SLOPE, "fastlib.set_slope(0.2)"), (COUNT, "hidden = fastlib.act(hidden)")])
+def test_a_good_answer_pays_and_a_wrong_one_does_no_harm_between_two_devices(tmp_path, name, found):
+    changes = CACHE + [("count_from(0)", "count_from(1)")]
+    with serving(lambda body, number: Reply(completion(answer(name)))) as server:
+        report = locate(tmp_path, changes, server.url, *["--no-llm"] * (name is None), training=NOISY, library=DEVICE)[1]
+    assert place(report) == found and report["reruns"] == 1 + (name is not None)
+
+
 # --- Useless, wrong and hostile answers ---
 
 HOSTILE = {
@@ -228,7 +369,7 @@ HOSTILE = {
     "environment": answer("os.environ", "sys.environ['HOME']"), "line ends": answer("self.weight\nexit()", "\rself.weight", "self\u2028.weight"),
     "no characters": answer("\ud800", "\x00", "self.\x00"), "very long": answer("self" + ".a" * 5000, "a" * 100000), "ten thousand names": answer(*[f"self.a{i}" for i in range(10000)]),
     "absent attributes": answer("self.engine.nothing", "fastlib.TABLES[99999999999]", "self.weight[0]"), "a clock": answer(CLOCK, "self.engine.box.core.clock"),
-    "a harmless text": answer(NAME), "a table with it": answer("fastlib.TABLES['inner']['deep']['deeper']"),
+    "a harmless text": answer(NAME), "a harmless number": answer(COUNT), "both and the right one": answer(NAME, COUNT, SLOPE), "a table with it": answer("fastlib.TABLES['inner']['deep']['deeper']"),
     "whole modules": answer("sys", "random", "fastlib", "sys.modules", "sys.path", "fastlib.TABLES"), "all objects": answer("self", "self.engine", "self.engine.box", "trainer"),
     "terminal control": answer("self.weight", explanation="\x1b[2J\x1b]0;x\x07[bold]", opinion="\x1b[31m\r\n[6/6] 结论: 一致", hypothesis="\x1b[H"),
     "properties": answer("self.engine.poison", "fastlib.LAZY", "fastlib.LAZY['x']", "fastlib.LAZY.x", "trainer.engine.poison"),
@@ -241,7 +382,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    return folder, locate(folder, KERNEL + RENAMED, "http://127.0.0.1:9", "--no-llm")[1]
+    return folder, locate(folder, KERNEL + HARMLESS, "http://127.0.0.1:9", "--no-llm")[1]
 
 
 @pytest.fixture
@@ -595,3 +736,142 @@ def test_what_is_printed_anyway_is_neither_printed_twice_nor_counted():
     assert proposals("x", "self.buf", "fastlib.go", "x.shape", "x.dtype") == ([], 0)
     found, dropped = proposals(*[f"self.a{i}" for i in range(30)])
     assert (len(found), dropped) == (pc.NAMES_TAKEN, 30 - pc.NAMES_TAKEN)
+
+
+# --- What the code that a statement calls was seen to do with a named value ---
+
+FOLLOWED = '''
+import os
+import sys
+import lib
+
+lib.TABLE["a"]["b"]["c"]["k"] = float(os.environ["SIDE"])
+lib.BOX.setting = int(os.environ["SIDE"])
+
+
+def go(x):
+    y = lib.call(x)
+    return y
+
+
+shown = go([1.0, 2.0])
+end = sys.gettrace()
+print("result", shown, end)
+'''
+HEAD = """
+import functools, os, sys
+TABLE = {"a": {"b": {"c": {"k": 0.0}}}}
+K = TABLE["a"]["b"]["c"]
+HIDDEN = functools.partial(max, float(os.environ["SIDE"]))  # as opaque as native code
+
+
+class Box:
+    __slots__ = ("setting",)
+
+
+BOX = Box()
+"""
+NAMED = "lib.TABLE['a']['b']['c']['k']"
+
+
+def follow(folder, library, text=FOLLOWED, **settings):
+    """Both sides' trails of `y = lib.call(x)`, with 2 and with 3 as the named value."""
+    trails = []
+    for side in ("2", "3"):
+        (folder / side).mkdir(parents=True, exist_ok=True)
+        (folder / side / "lib.py").write_text(HEAD + library)
+        there = run_there(folder / side, text, env={"PYTHONPATH": str(folder / side), "SIDE": side}, named={"y = lib.call(x)": [NAMED, "lib.BOX.setting"]}, **settings)
+        assert "None" in [line for line in there.out.split("\n") if line.startswith("result")][0] and not there.errors
+        trails.append([list(r.values.values()) for r in there.records if r.kind == "l"])
+    return trails
+
+
+def is_explained(folder, library, name="+" + NAMED):
+    baseline, test = (trails[0] if trails else [] for trails in follow(folder, library))
+    return pc.explains(name, baseline, test, 0.0)
+
+
+@pytest.mark.parametrize("library", [
+    "def call(x):\n    return [v * K['k'] for v in x]\n",
+    "def call(x):\n    k = K['k']\n    rest = len(x)\n    if rest > 1:\n        return k * rest\n    return None\n",
+    "def call(x):\n    return inner(x)[0]\ndef inner(x):\n    y = []\n    for v in x:\n        y.append(v *\n            K['k'])\n    return y\n",
+    "def call(x):\n    x[0] = x[0] + K['k']\n",
+    "def call(x):\n    def part(v):\n        return v + table['k']\n    table = TABLE['a']['b']['c']\n    return sum(map(part, x))\n",
+    "def call(x):\n    return list(every(x))\ndef every(x):\n    for v in x:\n        yield v - K['k']\n",
+    "class M:\n    def __init__(self):\n        self.box = TABLE['a']\n    def run(self, x):\n        return [self.box['b']['c']['k'], x]\ndef call(x):\n    return M().run(x)\n",
+    "def call(x):\n    try:\n        raise ValueError\n    except ValueError:\n        return K['k'] + x[0]\n",
+], ids=["comprehension", "local", "two calls", "in place", "closure", "generator", "method", "exception"])
+def test_a_value_that_makes_the_difference_is_seen_to(tmp_path, library):
+    assert is_explained(tmp_path, library)
+    assert not is_explained(tmp_path, library, "+lib.BOX.setting")
+
+
+@pytest.mark.parametrize("library", [
+    "def call(x):\n    return HIDDEN(x[0])\n",
+    "def call(x):\n    K['k'] += 1\n    return HIDDEN(x[0])\n",
+    "def call(x):\n    k = K['k']\n    return HIDDEN(x[0])\n",
+    "def call(x):\n    k = K['k']\n    k = HIDDEN(x[0])\n    return k\n",
+    "def call(x):\n    k = K['k']\n    y = HIDDEN(x[0])\n    return k + y\n",
+    "def call(x):\n    log(K['k'])\n    return HIDDEN(x[0])\ndef log(k):\n    text = '%f' % k\n",
+    "def call(x):\n    if K['k'] > 2:\n        pass\n    return HIDDEN(x[0])\n",
+    "def call(x):\n    if K['k'] > 2:\n        return 1\n    return 0\n",
+    "def call(x):\n    return K['k'] + BOX.setting\n",
+    "def call(x):\n    k = K['k'] * 1.0\n    y = k + BOX.setting\n    return y\n",
+    "def call(x):\n    x = [K['k']]\n",
+    "def call(x):\n    K['k'] * 2\n    return 5\n",
+    "def call(x):\n    k = K['k']\n    k = BOX\n    y = HIDDEN(k.setting and 1.0)\n    return y\n",
+    "def call(x):\n    k = K['k']\n    del k\n    k = HIDDEN(1.0)\n    return k\n",
+    "exec('def call(x):\\n    return K[\"k\"]')\n",
+], ids=["not read", "counted", "unused", "overwritten", "beside it", "logged", "asked", "another way", "two values", "two values later", "rebound", "no effect", "became an object", "deleted", "no source"])
+def test_a_value_without_effect_or_beside_another_cause_is_not_believed(tmp_path, library):
+    assert not is_explained(tmp_path, library)
+
+
+def test_two_different_texts_of_the_called_code_explain_nothing(tmp_path):
+    ((baseline,), _) = follow(tmp_path / "a", "def call(x):\n    return K['k'] * 1\n")
+    (_, (test,)) = follow(tmp_path / "b", "def call(x):\n    return K['k'] * 2\n")
+    assert not pc.explains("+" + NAMED, baseline, test, 0.0)
+
+
+def test_noise_of_another_device_explains_and_hides_nothing():
+    def row(text, changed, reads, named=None):
+        return [1, "f", text, changed, reads, {path: "+k" for path in named or ()}]
+
+    def trail(k, x, y):
+        return [row(1, {"x": x}, {"self.k": k, "x": x}, ["self.k"]), row(2, {"y": y}, {"y": y}), row("return", {}, {"return": y})]
+
+    x, other, y, z = ["1", "0.5", 7], ["1.0000001", "0.5", 7], ["4", "2", 7], ["8", "4", 7]
+    assert pc.explains("+k", trail(3, x, y), trail(4, other, z), 0.01)
+    assert not pc.explains("+k", trail(3, x, y), trail(4, other, z), 0.0)  # x differs, too
+    assert not pc.explains("+k", trail(3, x, y), trail(4, other, ["4.0000001", "2", 7]), 0.01)  # nothing to explain
+    assert not pc.explains("+k", trail(3, x, y), trail(3, other, z), 0.01)  # not by k
+    assert not pc.explains("+k", trail(3, x, y), trail(4, ["nan", "nan", 7], z), 0.01)
+    assert not pc.explains("+k", trail(3, x, y), [["~", 5], *trail(4, other, z)[1:]], 0.01)
+    assert not pc.explains("+k", trail(3, x, y), trail(4, other, z)[:2], 0.01) and not pc.explains("+k", [], [], 0.01)
+
+
+@pytest.mark.parametrize("library, rows", [
+    ("def call(x):\n    return sum(K['k'] for _ in range(100000))\n", 0),
+    ("def call(x):\n    return deep(40)\ndef deep(n):\n    return deep(n - 1) if n else K['k']\n", 1),
+    ("import threading\ndef call(x):\n    found = []\n    thread = threading.Thread(target=lambda: found.append(K['k']))\n    thread.start()\n    thread.join()\n    return found\n", 1),
+    ("def call(x):\n    sys.settrace(None)\n    return K['k']\n", 0),
+    ("import torch\ndef call(x):\n    y = torch.compile(work, backend='eager')(torch.tensor(x))\n    return float(y.sum()) * K['k']\ndef work(y):\n    return y + 1\n", None),
+    ("import torch\nclass Twice(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * K['k']\n    @staticmethod\n    def backward(ctx, g):\n        return g\ndef call(x):\n    y = Twice.apply(torch.tensor(x, requires_grad=True))\n    y.sum().backward()\n    return y.detach()\n", 1),
+], ids=["too much", "recursion", "thread", "traced", "compiled", "autograd"])
+def test_following_leaves_the_training_as_it_is(tmp_path, library, rows):
+    for trails in follow(tmp_path, library):
+        assert rows is None or len(trails) == rows
+
+
+def test_a_debugger_that_is_at_work_is_left_alone(tmp_path):
+    text = FOLLOWED.replace("shown = go", "seen = []\nsys.settrace(lambda *a: seen.append(a[0].f_code.co_name))\nshown = go").replace("end = sys", "sys.settrace(None)\nend = sys")
+    text += 'assert "call" in seen\n'
+    for trails in follow(tmp_path, "def call(x):\n    return K['k']\n", text):
+        assert trails == []
+
+
+def test_an_exception_out_of_the_followed_statement_ends_the_following(tmp_path):
+    text = FOLLOWED.replace("    y = lib.call(x)\n    return y", "    try:\n        y = lib.call(x)\n    except ValueError:\n        y = lib.other(x)\n    return y")
+    library = "def call(x):\n    raise ValueError(K['k'])\ndef other(x):\n    assert sys.gettrace() is None\n    return K['k']\n"
+    for trails in follow(tmp_path, library, text):
+        assert trails == []

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_deepseek.py
 
-Every case runs without a model, then with a server that gives a good, a useless, a wrong and a hostile answer. Exit code 0 when a good
-answer never loses a hit, and none of the others makes a verdict worse or costs more than one rerun.
+Every case has harmless changes besides, and runs without a model, then with a server that gives a good, a useless, a wrong, a misleading and
+a hostile answer. Exit code 0 when a good answer never loses a hit, and none of the others makes a verdict worse or costs more than one rerun.
 """
 
 import json
@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 from llm_server import Reply, completion, serving  # noqa: E402
-from test_deepseek import CACHE, CLOCK, HELPER, HOSTILE, IN_PLACE, KERNEL, OUT, SLOPE, TRAINING, answer, locate, place  # noqa: E402
+from test_deepseek import CACHE, CLOCK, COUNT, HARMLESS, HELPER, HOSTILE, IN_PLACE, KERNEL, NAME, OUT, SLOPE, TRAINING, answer, locate, place  # noqa: E402
 
 COLLECTIVE = """
 import os
@@ -56,13 +56,15 @@ CASES = {  # what changed, the statement to name, the names a good answer gives
 }
 USELESS = answer("self", "batch")
 WRONG = answer(CLOCK, "self.engine.box.core.clock", opinion="是 baseline 错了")
+MISLEADING = answer(COUNT, NAME)  # values that really differ, through harmless changes
 
 
 def run(changes, reply):
     """(statement named or None, reruns, requests) of one case; without a model where `reply` is `None`."""
     with tempfile.TemporaryDirectory() as folder, serving(lambda body, number: Reply(completion(reply))) as server:
         options = ["--no-llm"] if reply is None else []
-        _, report = locate(Path(folder), changes, server.url, *options, training=COLLECTIVE if changes is MAX else TRAINING)
+        training, harmless = (COLLECTIVE, []) if changes is MAX else (TRAINING, HARMLESS)
+        _, report = locate(Path(folder), changes + harmless, server.url, *options, training=training)
         return place(report), report["reruns"], len(server.requests)
 
 
@@ -72,7 +74,7 @@ def main():
     is_good = True
     for name, (changes, right, names) in CASES.items():
         alone = run(changes, None)
-        answers = {"good": answer(**names), "useless": USELESS, "wrong": WRONG, "hostile": HOSTILE["a call"]}
+        answers = {"good": answer(**names), "useless": USELESS, "wrong": WRONG, "misleading": MISLEADING, "hostile": HOSTILE["a call"]}
         rows = {"none": alone, **{kind: run(changes, reply) for kind, reply in answers.items()}}
         for kind, (found, reruns, requests) in rows.items():
             print(f"| {name} | {kind} | {'yes' if found == right else 'NO: ' + json.dumps(found)} | {reruns} | {requests} |", flush=True)
