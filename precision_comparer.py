@@ -4672,6 +4672,7 @@ class CodeTree:
         self.funcs: dict[str, list[Func]] = {}
         self.broken: dict[str, str] = {}
         self.silent_modules: set[str] = set()  # files whose module level is not printed
+        self.partly: dict[str, set[str]] = {}  # files of which only some functions are printed
         self._by_name: dict[str, list[str]] = collections.defaultdict(list)  # a package goes by the name of its folder
         for file in self.files:
             self._by_name[os.path.basename(file.removesuffix("/__init__.py")).removesuffix(".py")].append(file)
@@ -4762,31 +4763,46 @@ class CodeTree:
         guarded = [f for f in self.files if f.count("/") < 2 and b"__main__" in self._raw(f)] if not named else []
         return list(dict.fromkeys(named or guarded or self.files[:50]))
 
-    def choose(self, first: Iterable[str], budget: int) -> list[str]:
+    def choose(self, first: Iterable[str], budget: int, other: CodeTree | None = None) -> list[str]:
         """Files to print in: `first`, the entry scripts, and what they import, breadth first, up to `budget` statements.
 
         Everything is taken where all of it fits, because registries import by strings that no reader can follow.  Of a whole
-        library only a part is taken, without what loads and documents it, and without its module levels.
+        library only a part is taken, without what loads and documents it, and without its module levels; of the rest that is
+        imported, the functions that the `other` side has not, or not alike.
         """
         is_library = len(self.files) > LIBRARY_FILES
         entries = self.entry_scripts()
         known = set(self.files)
-        self.silent_modules = known - set(entries) if is_library else set()
+        self.silent_modules, self.partly = known - set(entries) if is_library else set(), {}
         queue = [f for f in first if f in known] + entries
         kept = set(queue)
         chosen: dict[str, int] = {}
-        total = 0
-        while queue and total < (budget // 3 if is_library else budget):
+        while queue and (sum(chosen.values()) < budget or is_library and len(chosen) < LIBRARY_FILES):
             file = queue.pop(0)
             if file in chosen or (is_library and file not in kept and MACHINERY.search(file)):
                 continue
-            chosen[file] = sum(len(func.statements) for func in self.load(file) if not (func.is_module and file in self.silent_modules))
-            total += chosen[file]
-            queue += [f for f in self.imported_files(file) if f not in chosen]
+            if is_library and sum(chosen.values()) >= budget // 3:
+                self.partly[file] = self.unlike(other, file) if other else set()
+            chosen[file] = sum(len(func.statements) for func in self.printed(file))
+            if not is_library or not file.endswith("__init__.py"):  # a package's shelf: what is taken from it was followed already
+                queue += [f for f in self.imported_files(file) if f not in chosen]
         if not is_library and sum(self.sizes.get(f, 0) for f in self.files) < 40 * budget:
             for file in self.files:
                 chosen.setdefault(file, len(self.load(file)))
-        return [file for file in chosen if self.funcs.get(file)]
+        return [file for file in chosen if self.funcs.get(file) and self.partly.get(file) != set()]
+
+    def printed(self, file: str) -> list[Func]:
+        """The functions of a file in which prints are wanted."""
+        if file in self.partly:
+            return [func for func in self.load(file) if func.qualname in self.partly[file]]
+        return [func for func in self.load(file) if not (func.is_module and file in self.silent_modules)]
+
+    def unlike(self, other: CodeTree, file: str) -> set[str]:
+        """Functions of a file that the other side has not, or with other statements."""
+        if self._raw(file) == other._raw(file):
+            return set()
+        theirs = {(func.qualname, *(stmt.text for stmt in func.statements)) for func in other.load(file)}
+        return {func.qualname for func in self.load(file) if not func.is_module and (func.qualname, *(s.text for s in func.statements)) not in theirs}
 
     def data_files(self) -> dict[str, str]:
         """Texts of the small configuration files in the code and of the run script, by relative path."""
@@ -7059,7 +7075,7 @@ def inject_side(side: Side, code: CodeTree, files: list[str], journal: Journal, 
         source = code.sources.get(file)
         if not funcs:
             continue
-        sites = plan_sites([f for f in funcs if not (f.is_module and file in code.silent_modules)], first_id)
+        sites = plan_sites(code.printed(file), first_id)
         first_id += len(sites)
         relative = os.path.relpath(os.path.basename(journal.folder), os.path.dirname(file) or ".")
         data, kept, reason = inject_source(source, funcs, sites, journal.tag, os.path.join(relative, "runtime.py"), journal.runtime)
@@ -10331,7 +10347,8 @@ def start_search(sides: list[Side], config: Config, folder: Path, comparison: Co
     files = {}
     for side in sides:
         tree = trees[side.name]
-        files[side.name] = tree.choose(finding.files[side.name], STATEMENT_BUDGET)
+        other = next(found for name, found in trees.items() if name != side.name)
+        files[side.name] = tree.choose(finding.files[side.name], STATEMENT_BUDGET, other)
         for text in tree.broken.values():
             terminal.warn(f"{side.name}: {text}, 不在其中打印")
         if not files[side.name]:

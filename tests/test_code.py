@@ -231,6 +231,19 @@ def test_a_small_tree_is_taken_whole_and_of_a_library_what_is_imported(tmp_path)
     assert large.choose(["lib/part7.py", "gone.py"], 1000)[0] == "lib/part7.py"
 
 
+def test_beyond_the_budget_of_a_library_what_the_sides_have_unlike_is_printed(tmp_path):
+    body = "def big():\n" + "".join(f"    x{i} = function({i})\n" for i in range(200))
+    far = "limit = {0}\ndef schedule(step):\n    return step * {0}\ndef same(step):\n    # {0}\n    return step\n"
+    files = {"train.py": "import lib.big, lib.alike, lib.far\n", "lib/__init__.py": "from . import shelved\n", "lib/shelved.py": far.format(2), "lib/big.py": body, "lib/alike.py": body, "lib/far.py": far.format(2) + "class New:\n    def run(self):\n        return 1\n"}
+    filler = {f"lib/part{i}.py": "q = 1\n" for i in range(310)}
+    baseline = tree(tmp_path / "baseline", {**files, **filler, "lib/far.py": far.format(1), "lib/shelved.py": far.format(1)}, "python train.py\n")
+    test = tree(tmp_path / "test", {**files, **filler}, "python train.py\n")
+    assert test.choose([], 500) == ["train.py", "lib/big.py"]
+    assert test.choose([], 500, baseline) == ["train.py", "lib/big.py", "lib/far.py"]
+    assert [f.qualname for f in test.printed("lib/far.py")] == ["schedule", "New.run"] and [f.qualname for f in test.printed("lib/big.py")] == ["big"]
+    assert baseline.choose([], 500, test)[-1] == "lib/far.py" and [f.qualname for f in baseline.printed("lib/far.py")] == ["schedule"]
+
+
 def test_the_budget_ends_the_choice(tmp_path):
     body = "".join(f"x{i} = function(argument, another_argument, keyword={i})\n" for i in range(100))
     files = {f"m{i}.py": f"import m{i + 1}\n" + body * 20 for i in range(6)}
