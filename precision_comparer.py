@@ -9103,8 +9103,9 @@ def refine(candidates: list[Candidate], trees: dict[str, CodeTree], code: CodeMa
     for candidate in candidates[:3]:
         if candidate.outcome is Outcome.GRADIENT or candidate.stmt is None:
             continue
-        strong = {name for name, d in {**candidate.pair.ins, **candidate.pair.outs}.items() if d.error and not d.is_weak}
-        rows = [row for row in candidate.evidence if not row[-1] and (not strong or row[1] in strong)]  # beside a tensor another text means nothing
+        strong = {name: d for name, d in {**candidate.pair.ins, **candidate.pair.outs}.items() if d.error and not d.is_weak}
+        has_tensor = any(d.has_tensor for d in strong.values())  # beside which a text means nothing that is only held by some object
+        rows = [row for row in candidate.evidence if not row[-1] and (row[1] in strong or not has_tensor or _plain(row[2]) is not _plain)]
         values = [leaf for _, name, old, new, _ in rows for leaf in _plain_leaves(re.split(r"[.\[]", name)[-1].strip("'\"]"), old, new)]
         if values and (candidate.kind is not Kind.CODE_DIFFERS):
             lines = changed_lines(trees) if lines is None else lines

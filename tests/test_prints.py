@@ -208,16 +208,28 @@ def test_whatever_two_trainings_print_is_compared_judged_and_shown(seed):
             json.dumps(pc.location_report(candidate, []).model_dump(mode="json"), allow_nan=False)
 
 
-@pytest.mark.parametrize("norm, wanted", [(2.0, "y = x"), (1.0, "KIND = 'plain'")])
-def test_a_text_is_followed_to_its_line_unless_a_tensor_differs_too(norm, wanted):
+WITHIN = ("self", lambda kind: ["o", "Net", [["kind", ["s", kind]]]])
+READ = ("self.kind", lambda kind: ["s", kind])
+
+
+@pytest.mark.parametrize("text, made, wanted", [
+    (WITHIN, (tensor([1.0]), tensor([2.0])), "y = x"),
+    (WITHIN, (tensor([1.0]), tensor([1.0])), "KIND = 'plain'"),
+    (WITHIN, (["F", "gelu"], ["F", "gelu_tanh"]), "KIND = 'plain'"),
+    (WITHIN, (7, 8), "KIND = 'plain'"),
+    (READ, (tensor([1.0]), tensor([2.0])), "KIND = 'plain'"),
+    (READ, (7, 8), "KIND = 'plain'"),
+])
+def test_a_text_is_followed_to_its_line_unless_a_tensor_differs_and_some_object_holds_the_text(text, made, wanted):
+    name, printed = text
     texts = {side: f"KIND = '{kind}'\n\n\ndef f(x):\n    y = x\n    return y\n" for side, kind in (("baseline", "flat"), ("test", "plain"))}
     funcs = {side: {"m.py": pc.parse_func_for_code("m.py", text)} for side, text in texts.items()}
     trees = {side: SimpleNamespace(sources={"m.py": pc.decode_source(text.encode())}, funcs=funcs[side], data_files=dict) for side, text in texts.items()}
     code = pc.map_code(funcs["baseline"], funcs["test"])
     done = {}
-    for side, kind, value in (("baseline", "flat", 1.0), ("test", "plain", norm)):
+    for side, kind, value in (("baseline", "flat", made[0]), ("test", "plain", made[1])):
         func = funcs[side]["m.py"][1]
-        outs = {"y": tensor([value]), "self": ["o", "Net", [["kind", ["s", kind]]]]}
+        outs = {"y": value, name: printed(kind)}
         done[side] = pc.Exec("stmt", None, SimpleNamespace(stmt=func.statements[0]), pc.Call(func), 0, 0, ins={"x": tensor([1.0])}, outs=outs)
     pair = pc.Pair(done["test"], done["baseline"])
     pc._compare(pair, code)
