@@ -4820,7 +4820,7 @@ class CodeTree:
 # ======================================================================================================================
 
 ATTEMPTS, BACKOFF_SECONDS, ANSWER_BYTES = 4, 1.0, 1 << 23
-NAMES_TAKEN, STATEMENTS_TOUCHED, SOURCE_LINES, CALLEES = 12, 40, 120, 2
+NAMES_TAKEN, STATEMENTS_TOUCHED, SOURCE_LINES, LINE_CHARACTERS, CALLEES = 12, 40, 120, 2000, 2
 REFUSALS = {400: "请求不被接受，请检查 deepseek.model 和密钥", 401: "密钥无效，请检查环境变量 DEEPSEEK_API_KEY", 402: "账户余额不足",
             403: "没有权限", 404: "地址或模型不存在，请检查 deepseek.base_url 和 deepseek.model", 422: "请求参数不被接受，请检查 deepseek.model",
             429: "请求过于频繁", 500: "服务器内部错误", 502: "网关错误", 503: "服务器繁忙", 504: "网关超时"}
@@ -4837,12 +4837,12 @@ SECRET_WORD = (r"(?:pass(?:word|wd|phrase)|pwd|secret|authorization|credential|(
                r"|(?:access|api|auth|bearer|bot|github|gitlab|hf|session|user|wandb)[_-]?token\b|\b[as]k\b)")
 SECRETS_IN_CODE = [(re.compile(pattern, re.I | re.M), new) for pattern, new in (
     (r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", lambda found: "******" + "\n" * found[0].count("\n")),
-    (rf"({SECRET_WORD}\w*[\"'\])]*\s*(?::[^\"'\n=]*)?[=:,(]\s*[rbfu]*(\"\"\"|'''))((?s:.*?))(\2|\Z)", lambda found: f"{found[1]}******" + "\n" * found[3].count("\n") + found[4]),
+    (rf"({SECRET_WORD}\w*+[\"'\])]*+\s*+(?::[^\"'\n=]*)?[=:,(]\s*[rbfu]*(\"\"\"|'''))((?s:.*?))(\2|\Z)", lambda found: f"{found[1]}******" + "\n" * found[3].count("\n") + found[4]),
     # On the line of such a word, from the first quote after it to the last: whatever stands between may be the secret.
-    (rf"({SECRET_WORD}\w*[\"']?[^\"'\n]*(?:[\\(\[{{=]\s*\n[^\"'\n]*)?[\"'](?![\"']{{2}}))(?:[^\n]*([\"'])|[^\n]*$)", r"\1******\2"),
+    (rf"({SECRET_WORD}\w*+[\"']?[^\"'\n]*+(?:(?<=[\\(\[{{=])\n[^\"'\n]*+)?+[\"'](?![\"']{{2}}))(?:[^\n]*([\"'])|[^\n]*$)", r"\1******\2"),
     (r"((?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)token[\"'\])]*\s*(?::\s*\w+\s*)?(?:[=:,]|==)\s*[rbfu]*([\"'])).*?(?:(?<!\\)\2|$)", r"\1******\2"),
-    (r"((?:--|\b\w*)(?:pass(?:word|wd)|pwd|secret|api_?key)\w*\s*[=: ]\s*)[^\s\"'(){}\[\],*=:][^\s\"'(){}\[\],;]{3,}(?=[\s,;\"']|$)", r"\1******"),
-    (r"(#.*\btoken\s*[=:]\s*)(?=\S*\d)[\w.-]{8,}", r"\1******"),
+    (r"((?:--|\b\w*)(?:pass(?:word|wd)|pwd|secret|api_?key)\w*+\s*[=: ]\s*)[^\s\"'(){}\[\],*=:][^\s\"'(){}\[\],;]{3,}(?=[\s,;\"']|$)", r"\1******"),
+    (r"^([^#\n]*+#.*\btoken\s*[=:]\s*)(?=\S*\d)[\w.-]{8,}", r"\1******"),
     (r"\b(bearer\s+)[\w.~+/=-]{8,}", r"\1******"),
     (r"(\bsshpass\s+-p\s*|\s-u\s*\w+:)[^\s\"']+", r"\1******"),
     (r"(://)[^/\s\"'@:]*(?::[^\s\"']*)?@", r"\1******@"),
@@ -4861,7 +4861,8 @@ class ModelError(Exception):
 
 
 def without_secrets(text: str) -> str:
-    """`text` without keys, passwords, tokens, and the user names in paths."""
+    """`text` without keys, passwords, tokens, the user names in paths, and what stands beyond `LINE_CHARACTERS` of a line."""
+    text = "\n".join(line.rstrip()[:LINE_CHARACTERS] for line in text.split("\n"))  # the patterns see no blanks at an end
     for pattern, new in SECRETS_IN_CODE:
         text = pattern.sub(new, text)
     return terminal.redact(text)
@@ -4920,6 +4921,7 @@ class DeepSeek:
     key: str = ""
     is_off: bool = False
     is_announced: bool = False
+    has_json_mode: bool = True
 
     @classmethod
     def open(cls, config: DeepSeekConfig, folder: Path) -> "DeepSeek":
@@ -4939,6 +4941,8 @@ class DeepSeek:
         messages = [{"role": "system", "content": rules}, {"role": "user", "content": without_secrets(question)}]
         body = {"model": self.config.model, "messages": messages, "response_format": {"type": "json_object"}, "stream": False}  # no max_tokens: thoughts count, too
         path = self.folder / f"{digest_of(json.dumps([self.config.base_url, body]).encode())[:16]}.json"
+        if not self.has_json_mode:
+            del body["response_format"]
         received: list[str] = []
         try:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ModelError):  # nothing kept, or a failure
@@ -5003,6 +5007,9 @@ class DeepSeek:
         except (requests.exceptions.RequestException, ValueError) as error:
             raise ModelError(f"请求不能发出或回答不能读取（{type(error).__name__}），请检查 deepseek.base_url") from error
         received.append(f"HTTP {response.status_code} {data[:20000]}")
+        if response.status_code in (400, 422) and "response_format" in data and body.pop("response_format", None):
+            self.has_json_mode = False  # a server that knows no JSON mode: this asks without, it does not repeat what was refused
+            return self._post(body, deadline, received)
         if response.status_code != 200:
             reason = REFUSALS.get(response.status_code, "没有按约定回答，请检查 deepseek.base_url")
             raise ModelError(f"HTTP {response.status_code}，{reason}{refusal_text(data)}", ATTEMPTS if response.status_code in RETRIED else 1, seconds_of(response.headers.get("Retry-After")))

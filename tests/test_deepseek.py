@@ -475,6 +475,23 @@ def test_what_stays_is_not_tried_again(model, status, word):
     assert len(pc.terminal.warnings) == 1 and word in pc.terminal.warnings[0] and str(status) in pc.terminal.warnings[0]
 
 
+@pytest.mark.parametrize("status, said", [(400, "'response_format.type' must be 'json_schema' or 'text'"), (422, "unknown field response_format")])
+def test_a_server_without_json_mode_is_asked_without_it(model, status, said):
+    refusal = Reply(json.dumps({"error": {"message": said}}).encode(), status)
+    with serving(lambda body, number: refusal if "response_format" in body else Reply(completion(answer("x")))) as server:
+        client = model(server.url)
+        assert client.ask("rules", "question")["inputs"] == client.ask("rules", "another")["inputs"] == ["x"] and pc.terminal.warnings == []
+        assert ["response_format" in request["body"] for request in server.requests] == [True, False, False]  # it is remembered
+        assert model(server.url).ask("rules", "another")["inputs"] == ["x"] and len(server.requests) == 3  # and what is kept is found
+    kept = [json.loads(path.read_text()) for path in client.folder.iterdir()]
+    assert len(kept) == 2 and not any("response_format" in one["sent"] for one in kept)
+
+
+def test_a_server_that_goes_on_refusing_is_asked_twice(model):
+    found, client, seen = ask_once(model, [Reply(b'{"error": {"message": "response_format"}}', 400)])
+    assert found is None and len(seen) == 2 and client.is_off and "400" in pc.terminal.warnings[0]
+
+
 def test_attempts_end(model):
     found, _, seen = ask_once(model, [Reply(b"", 503)])
     assert found is None and len(seen) == pc.ATTEMPTS and "503" in pc.terminal.warnings[0]
@@ -672,6 +689,19 @@ def test_secrets_and_user_names_do_not_leave(monkeypatch, text, secret):
 ])
 def test_ordinary_code_is_not_spoilt(code):
     assert pc.without_secrets(code) == code
+
+
+def test_no_line_keeps_the_masking_busy_for_ever():
+    """The patterns that took minutes on such lines run in a process that can be ended."""
+    units = ("password", "apikey", "#token", "#", "://", "password'", "password = f(\\n", "ak ", "secret=(", "a")
+    source = f"import precision_comparer as pc\npc.terminal = pc.Terminal()\nfor unit in {units}:\n    assert len(pc.without_secrets(unit * 40_000)) < 800_000"
+    done = subprocess.run([sys.executable, "-c", source], cwd=Path(pc.__file__).parent, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text, secret", [('password = (   \n  "abc123zz")', "abc123zz"), ("x" * 1900 + ' password = "abc123zz' + "y" * 900 + '"', "abc123zz"), ('password = \\ \n "abc123zz"', "abc123zz")])
+def test_a_secret_is_masked_behind_blanks_and_in_a_long_line(text, secret):
+    assert secret in text and secret not in pc.without_secrets(text)
 
 
 @pytest.mark.parametrize("begin, end", [("-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"), ("", "")])
