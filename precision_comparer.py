@@ -976,6 +976,9 @@ def host_errors(action: str, path: str) -> Iterator[None]:
         raise HostError(f"无法{action} {path}（{reason_of(error)}）") from error
 
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
     """Put off Ctrl-C, SIGTERM and SIGHUP to the end of the block, so that cleaning up is never left half done.
@@ -991,7 +994,7 @@ def hold_signals() -> Iterator[None]:
         came.append(number)
         SshHost.patience = HURRY_SECONDS
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, note) for number in INTERRUPTS}
     try:
         yield
     finally:
@@ -5029,7 +5032,8 @@ class DeepSeek:
 def refusal_text(data: str) -> str:
     """What a server says about a refusal, in brackets; nothing where it says nothing."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        if text := sentence(json.loads(data)["error"]["message"], 200):
+        error = json.loads(data)["error"]
+        if text := sentence(error if isinstance(error, str) else error["message"], 200):
             return f"（服务器说: {text}）"
     return ""
 
@@ -5039,10 +5043,11 @@ def answer_text(data: str) -> str:
     try:
         events = [line[5:].strip() for line in data.split("\n") if line.startswith("data:")]
         choices = [choice for text in events or [data] if text != "[DONE]" for choice in json.loads(text)["choices"][:1]]
-        parts = [choice["delta" if events else "message"].get("content") for choice in choices]
+        contents = [choice["delta" if events else "message"].get("content") for choice in choices]
+        parts = [part["text"] if isinstance(part, dict) else part for content in contents for part in (content if isinstance(content, list) else [content])]
         is_cut = any(choice.get("finish_reason") == "length" for choice in choices)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise ModelError("收到的不是 OpenAI 格式的回答，请检查 deepseek.base_url", tries=2) from None
+        raise ModelError(f"收到的不是 OpenAI 格式的回答，请检查 deepseek.base_url{refusal_text(data)}", tries=2) from None
     if is_cut:
         raise ModelError("回答不完整，被截断", tries=2)
     return "".join(part for part in parts if isinstance(part, str))
@@ -6552,20 +6557,21 @@ class Trail:
 
     def __call__(self, frame, event, argument):
         """A function is called: those with prints of their own, and the prints, are not followed."""
-        if frame.f_code.co_filename == self.home or self.runtime.settings["tag"] + "_i" in frame.f_globals or is_compiling():
+        if not self.is_whole or frame.f_code.co_filename == self.home or self.runtime.settings["tag"] + "_i" in frame.f_globals or is_compiling():
             return None
         self.depth += 1
         seen = {"statement": None, "locals": {}, "arguments": None}
 
         def follow(frame, event, argument):
+            if not self.is_whole:
+                frame.f_locals  # brought up to date: before Python 3.13 the copy keeps alive what the frame gives up
+                return follow
             self.is_noted = False
             try:
                 self.runtime.quietly(self.note, frame, event, argument, seen)
             except RecursionError:
                 pass  # the training stands near its limit; it may go on
-            if not self.is_noted:
-                self.is_whole = False
-                sys.settrace(None)
+            self.is_whole = self.is_noted
             return follow
 
         return follow
@@ -10548,9 +10554,6 @@ def main(argv: list[str] | None = None) -> int:
         kept = "经过见 console.log, " if terminal.has_log else ""
         terminal.say(f"错误: 内部错误 {type(error).__name__}: {error}。代码已还原, {kept}请反馈给 PrecisionComparer 的维护者", style="bold red")
         return EXIT_FAILED
-
-
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _interrupt(signum: int, frame: Any) -> None:

@@ -638,6 +638,17 @@ def test_a_stream_that_nobody_asked_for_is_read(model):
     assert found is None and len(seen) == 2 and "被截断" in pc.terminal.warnings[0]
 
 
+@pytest.mark.parametrize("body, word", [(b'{"error": {"message": "no quota"}}', "no quota"), (b'{"error": "no model"}', "no model"), (b"<html>", "deepseek.base_url")])
+def test_what_a_server_says_with_status_200_is_told(model, body, word):
+    assert ask_once(model, [Reply(body)])[0] is None and word in pc.terminal.warnings[0]
+
+
+def test_an_answer_in_parts_is_put_together(model):
+    text = answer("x")
+    found, _, seen = ask_once(model, [Reply(completion([{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]))])
+    assert found["inputs"] == ["x"] and len(seen) == 1
+
+
 @pytest.mark.parametrize("text", [answer("x"), "```json\n" + answer("x") + "\n```", "<think>{not json}</think>\n" + answer("x"), "<think>" + "{a}" * 60 + answer("y") + "</think>" + answer("x"), "好的：\n" + answer("x") + "\n以上", '{"a": 1} ' + answer("x")])
 def test_an_answer_is_found_in_what_stands_around_it(text):
     assert pc.parse_answer(text)["inputs"] == ["x"]
@@ -796,7 +807,7 @@ HIDDEN = functools.partial(max, float(os.environ["SIDE"]))  # as opaque as nativ
 
 
 class Box:
-    __slots__ = ("setting",)
+    __slots__ = ("setting", "__weakref__")
 
 
 BOX = Box()
@@ -887,7 +898,8 @@ def test_noise_of_another_device_explains_and_hides_nothing():
     ("def call(x):\n    sys.settrace(None)\n    return K['k']\n", 0),
     ("import torch\ndef call(x):\n    y = torch.compile(work, backend='eager')(torch.tensor(x))\n    return float(y.sum()) * K['k']\ndef work(y):\n    return y + 1\n", None),
     ("import torch\nclass Twice(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * K['k']\n    @staticmethod\n    def backward(ctx, g):\n        return g\ndef call(x):\n    y = Twice.apply(torch.tensor(x, requires_grad=True))\n    y.sum().backward()\n    return y.detach()\n", 1),
-], ids=["too much", "recursion", "thread", "traced", "compiled", "autograd"])
+    ("import weakref\ndef call(x):\n    kept = Box()\n    seen = weakref.ref(kept)\n    for _ in range(9000):\n        pass\n    del kept\n    y = K['k']\n    assert seen() is None\n    return y\n", 0),
+], ids=["too much", "recursion", "thread", "traced", "compiled", "autograd", "given up"])
 def test_following_leaves_the_training_as_it_is(tmp_path, library, rows):
     for trails in follow(tmp_path, library):
         assert rows is None or len(trails) == rows
